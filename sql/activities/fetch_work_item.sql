@@ -1,0 +1,152 @@
+-- Claims up to p_limit activities that are due and fit the tags, oldest first.
+-- p_tags: routing keys, NULL for any tag. p_owner_id: takes activities of sessions too, for this owner;
+-- NULL: only those without a session. p_after_session: where to go on looking for unowned sessions.
+--   lease not NULL  a claimed activity; load_error says that it could not be read
+--   lease NULL      the last row, only when nothing was claimed: next_ms until it is worth asking again, NULL if unknown
+-- Locks: worker rows, SKIP LOCKED, one after the other; then tries the session. Never waits. Raises DX007.
+create or replace function fetch_work_item(
+    p_lock_timeout_ms         bigint,
+    p_tags                    text[],
+    p_owner_id                text,
+    p_session_lock_timeout_ms bigint,
+    p_after_session           text,
+    p_limit                   integer
+) returns table (
+    instance_id   text,
+    execution_id  bigint,
+    activity_id   bigint,
+    id            bigint,
+    session_id    text,
+    lease         uuid,
+    attempt_count integer,
+    work_item     text,
+    load_error    text,
+    next_ms       bigint
+)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    -- Between two visits to the queue a session can become free without a trace in it.
+    c_session_recheck constant interval := interval '1 second';
+    v_now             timestamptz;
+    v_tags            text[];
+    v_sessions        boolean := false;
+    v_head            record;
+    v_row             record;
+    v_claimed         integer := 0;
+    v_next            timestamptz;
+begin
+    perform require_read_committed();
+    perform set_config('synchronous_commit', 'off', true);
+
+    while v_claimed < p_limit loop
+        v_now := clock_timestamp();
+        v_tags := coalesce(p_tags, array(select t.tag from worker_tags() as t));
+        v_sessions := p_owner_id is not null
+                      and exists (select from unnest(v_tags) as t (tag)
+                                   cross join lateral (
+                                         select from worker_queue as w
+                                          where w.tag = t.tag and w.session_id > ''
+                                          order by w.session_id
+                                          limit 1) as w);
+        v_row := null;
+        -- The heads of all lines this worker may stand in, the longest waiting first.
+        for v_head in
+            select h.tag, h.session_id, h.available_at, h.id
+              from unnest(v_tags) as t (tag)
+             cross join lateral (
+                   select w.tag, w.session_id, w.available_at, w.id
+                     from worker_queue as w
+                    where w.tag = t.tag
+                      and w.session_id = ''
+                      and w.available_at <= v_now
+                    order by w.available_at, w.id
+                    limit 1) as h
+            union all
+            select s.tag, s.session_id, s.available_at, s.id
+              from session_heads(case when v_sessions then v_tags else '{}' end,
+                                 p_owner_id, p_after_session, v_now, 4, 200) as s
+             order by 3, 4
+        loop
+            select w.instance_id, w.execution_id, w.activity_id, w.id
+              into v_row
+              from worker_queue as w
+             where w.tag = v_head.tag
+               and w.session_id = v_head.session_id
+               and w.available_at <= v_now
+             order by w.available_at, w.id
+             limit 1
+               for update skip locked;
+            if not found then
+                continue;
+            end if;
+            exit when v_head.session_id = ''
+                   or claim_session(v_head.session_id, p_owner_id, p_session_lock_timeout_ms);
+            v_row := null;
+        end loop;
+        exit when v_row is null;
+
+        lease := gen_random_uuid();
+        instance_id := v_row.instance_id;
+        execution_id := v_row.execution_id;
+        activity_id := v_row.activity_id;
+        id := v_row.id;
+        session_id := v_head.session_id;
+        work_item := null;
+        load_error := null;
+        next_ms := null;
+        update worker_queue as w
+           set lease = fetch_work_item.lease,
+               available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
+               attempt_count = w.attempt_count + 1
+         where w.instance_id = v_row.instance_id
+           and w.execution_id = v_row.execution_id
+           and w.activity_id = v_row.activity_id
+           and w.id = v_row.id
+        returning w.attempt_count into attempt_count;
+        begin
+            select w.work_item || ''
+              into work_item
+              from worker_queue as w
+             where w.instance_id = v_row.instance_id
+               and w.execution_id = v_row.execution_id
+               and w.activity_id = v_row.activity_id
+               and w.id = v_row.id;
+        exception
+            when others then
+                load_error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
+        end;
+        v_claimed := v_claimed + 1;
+        return next;
+    end loop;
+
+    if v_claimed = 0 then
+        select min(h.available_at)
+          into v_next
+          from unnest(v_tags) as t (tag)
+         cross join lateral (
+               select w.available_at
+                 from worker_queue as w
+                where w.tag = t.tag
+                  and w.session_id = ''
+                  and w.available_at < 'infinity'
+                order by w.available_at
+                limit 1) as h;
+        -- What is due but locked is being worked on; it is worth another look soon, not now.
+        v_next := greatest(v_next, v_now + interval '25 ms');
+        if v_sessions then
+            v_next := least(v_next, v_now + c_session_recheck);
+        end if;
+        lease := null;
+        next_ms := ceil(extract(epoch from v_next - v_now) * 1000);
+        return next;
+    end if;
+end
+$$
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set jit = off;

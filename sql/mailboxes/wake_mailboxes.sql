@@ -1,0 +1,24 @@
+-- Makes each mailbox claimable no later than its new message is visible, creating it if need be.
+-- A mailbox that is leased, or due earlier, is left alone: whoever ends that lease or finds it empty
+-- must first prove that nobody is in flight, and the caller is (mark_in_flight).
+-- Locks: the mailboxes it writes, by instance id.
+create or replace function wake_mailboxes(p_instance_ids text[], p_visible_at timestamptz[]) returns void
+language plpgsql
+as $$
+begin
+    insert into mailboxes as m (instance_id, available_at)
+    select t.instance_id, t.visible_at
+      from (select u.instance_id, min(u.visible_at) as visible_at
+              from unnest(p_instance_ids, p_visible_at) as u (instance_id, visible_at)
+             group by u.instance_id) as t
+      left join mailboxes as b on b.instance_id = t.instance_id
+     where b.instance_id is null
+        or (b.lease is null and b.available_at > t.visible_at)
+     order by t.instance_id collate "C"
+        on conflict (instance_id) do update
+       set available_at = excluded.available_at
+     where m.lease is null
+       and m.available_at > excluded.available_at;
+end
+$$
+set search_path from current;

@@ -1,0 +1,53 @@
+-- Ends a lease without a turn: its messages are delivered again, hidden for p_delay_ms first if given.
+-- The delivery counts as an attempt unless p_ignore_attempt. Also ends a lease that has expired, as long
+-- as nobody took it over. Returns the milliseconds until the instance is due again, NULL if it is not.
+-- Locks: the mailbox. Raises DX001 (lease lost), DX007.
+create or replace function abandon_orchestration_item(
+    p_instance_id    text,
+    p_lease          uuid,
+    p_delay_ms       bigint,
+    p_ignore_attempt boolean
+) returns bigint
+language plpgsql
+as $$
+declare
+    v_box  mailboxes;
+    v_next timestamptz;
+begin
+    perform require_read_committed();
+    perform set_config('synchronous_commit', 'off', true);
+
+    select m.* into v_box from mailboxes as m where m.instance_id = p_instance_id for update;
+    if v_box.lease is distinct from p_lease then
+        raise exception 'Invalid lock token: the lease on instance "%" is held by somebody else or has ended', p_instance_id
+            using errcode = 'DX001';
+    end if;
+
+    if p_delay_ms is not null or not p_ignore_attempt then
+        update orchestrator_queue as q
+           set attempt_count = q.attempt_count + case when p_ignore_attempt then 0 else 1 end,
+               visible_at = coalesce(clock_timestamp() + p_delay_ms * interval '1 ms', q.visible_at)
+         where q.instance_id = p_instance_id
+           and q.visible_at <= v_box.claimed_until
+           and q.id = any (v_box.claimed_ids);
+    end if;
+
+    v_next := next_available_at(p_instance_id);
+    update mailboxes as m
+       set available_at = v_next,
+           lease = null,
+           claimed_ids = null,
+           claimed_until = null
+     where m.instance_id = p_instance_id;
+    if v_next < 'infinity' then
+        return greatest(0, ceil(extract(epoch from v_next - clock_timestamp()) * 1000));
+    end if;
+    return null;
+end
+$$
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set jit = off;

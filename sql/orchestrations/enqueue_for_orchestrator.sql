@@ -1,0 +1,40 @@
+-- Puts messages into the queues of their instances. Durable before it returns.
+-- p_visible_at_ms: when a message is due by the caller's wish (a timer); p_delays_ms: how long it stays
+-- hidden by the database clock; both NULL: visible at once.
+-- Locks: marks the instances in flight, then their idle mailboxes by instance id. Raises DX007.
+create or replace function enqueue_for_orchestrator(
+    p_instance_ids  text[],
+    p_kinds         "char"[],
+    p_work_items    text[],
+    p_visible_at_ms bigint[],
+    p_delays_ms     bigint[]
+) returns void
+language plpgsql
+as $$
+declare
+    v_now        timestamptz;
+    v_visible_at timestamptz[];
+begin
+    perform require_read_committed();
+    perform mark_in_flight(p_instance_ids);
+    v_now := clock_timestamp();
+    select array_agg(coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
+                     order by t.position)
+      into v_visible_at
+      from unnest(p_visible_at_ms, p_delays_ms) with ordinality as t (visible_at_ms, delay_ms, position);
+
+    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+    select t.instance_id, t.visible_at, t.kind, t.work_item
+      from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items)
+           with ordinality as t (instance_id, visible_at, kind, work_item, position)
+     order by t.position;
+
+    perform wake_mailboxes(p_instance_ids, v_visible_at);
+end
+$$
+security definer
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set jit = off;

@@ -1,0 +1,181 @@
+//! The only place that checks out a connection, prepares a statement, retries and traces.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::{Object, Pool};
+use tokio::sync::Semaphore;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use tracing::{Instrument, debug, debug_span, warn};
+
+use crate::error::CallError;
+
+pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
+
+/// How long one attempt of a lease call may take before another connection is tried.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(15);
+const FIRST_BACKOFF: Duration = Duration::from_millis(10);
+const MAX_BACKOFF: Duration = Duration::from_millis(500);
+
+/// Calls functions of one schema.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    pool: Pool,
+    schema: Arc<str>,
+    /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls.
+    ordinary: Arc<Semaphore>,
+}
+
+/// The answer to a call, and whether an earlier attempt of it may already have committed.
+pub(crate) struct Answer {
+    pub(crate) result: Result<Vec<Row>, CallError>,
+    pub(crate) repeated: bool,
+}
+
+impl Caller {
+    /// `quoted_schema` must be a quoted identifier.
+    pub(crate) fn new(pool: Pool, quoted_schema: &str) -> Self {
+        let size = pool.status().max_size;
+        let reserved = (size / 4).max(1);
+        Self {
+            ordinary: Arc::new(Semaphore::new(size.saturating_sub(reserved).max(1))),
+            pool,
+            schema: quoted_schema.into(),
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.pool.close();
+        self.ordinary.close();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.pool.is_closed()
+    }
+
+    /// Calls a function once, on an ordinary connection.
+    pub(crate) async fn call(&self, function: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
+        let span = debug_span!("duroxide_postgres", function);
+        async {
+            let _permit = self.ordinary.acquire().await.map_err(|_| CallError::Closed)?;
+            self.attempt(function, parameters).await
+        }
+        .instrument(span)
+        .await
+    }
+
+    /// Calls a function that ends or extends a lease: on reserved connections, again and again while trouble
+    /// with the server lasts, until `lease_ends()` has passed.
+    ///
+    /// The runtime takes any error of a renewal as "cancelled", and fails the instance after a few failed acks,
+    /// so an error must reach it only when the lease has certainly ended.
+    pub(crate) async fn call_within_lease(
+        &self,
+        function: &str,
+        parameters: Parameters<'_>,
+        lease_ends: impl Fn() -> Instant,
+    ) -> Answer {
+        let span = debug_span!("duroxide_postgres", function);
+        async {
+            let mut backoff = FIRST_BACKOFF;
+            let mut repeated = false;
+            loop {
+                let result = match tokio::time::timeout(ATTEMPT_TIMEOUT, self.attempt(function, parameters)).await {
+                    Ok(result) => result,
+                    Err(_) => Err(CallError::TimedOut),
+                };
+                match result {
+                    Err(error) if error.is_retryable() && Instant::now() + backoff < lease_ends() => {
+                        warn!(%error, "{function} failed while its lease holds; retrying");
+                        repeated |= error.is_ambiguous();
+                        tokio::time::sleep(jittered(backoff)).await;
+                        backoff = (backoff * 2).min(MAX_BACKOFF);
+                    }
+                    result => return Answer { result, repeated },
+                }
+            }
+        }
+        .instrument(span)
+        .await
+    }
+
+    async fn attempt(&self, function: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
+        let mut connection = Checkout::new(self.pool.get().await?);
+        let mut result = self.execute(connection.client(), function, parameters).await;
+        if result.as_ref().is_err_and(CallError::is_stale_statement) {
+            // The functions were deployed anew since this connection prepared its statement.
+            debug!("{function} was deployed anew; preparing it again");
+            connection.client().statement_cache.clear();
+            result = self.execute(connection.client(), function, parameters).await;
+        }
+        if !result.as_ref().is_err_and(CallError::spoils_connection) {
+            connection.keep();
+        }
+        result
+    }
+
+    async fn execute(
+        &self,
+        client: &Object,
+        function: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, CallError> {
+        let statement = client
+            .prepare_cached(&self.statement(function, parameters.len()))
+            .await?;
+        Ok(client.query(&statement, parameters).await?)
+    }
+
+    fn statement(&self, function: &str, parameters: usize) -> String {
+        let mut statement = format!("select * from {}.{function}(", self.schema);
+        for position in 1..=parameters {
+            if position > 1 {
+                statement.push_str(", ");
+            }
+            statement.push('$');
+            statement.push_str(&position.to_string());
+        }
+        statement.push(')');
+        statement
+    }
+}
+
+/// A connection that goes back to the pool only when it was left in a known state: a caller that is
+/// dropped, or gave up waiting, must not leave the next one queueing behind its statement.
+struct Checkout {
+    object: Option<Object>,
+    keep: bool,
+}
+
+impl Checkout {
+    fn new(object: Object) -> Self {
+        Self {
+            object: Some(object),
+            keep: false,
+        }
+    }
+
+    fn client(&self) -> &Object {
+        // Taken only in `drop`.
+        self.object.as_ref().unwrap_or_else(|| unreachable!())
+    }
+
+    fn keep(&mut self) {
+        self.keep = true;
+    }
+}
+
+impl Drop for Checkout {
+    fn drop(&mut self) {
+        if let (Some(object), false) = (self.object.take(), self.keep) {
+            drop(Object::take(object));
+        }
+    }
+}
+
+/// Between half and the whole of a duration, so that many waiters do not act in step.
+pub(crate) fn jittered(duration: Duration) -> Duration {
+    let random = uuid::Uuid::new_v4().as_u128() as u32;
+    duration.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
+}

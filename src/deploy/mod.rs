@@ -1,0 +1,381 @@
+//! Puts the schema in place, or checks that it is.
+//!
+//! Tables come from the migrations (refinery), functions from the files under `sql/`; both under one advisory
+//! lock, so that any number of processes can start at once. A start that finds everything in place reads one row.
+
+mod drift;
+
+use deadpool_postgres::{Object, Pool};
+use semver::Version;
+use tokio_postgres::{Client, Row};
+use tracing::{info, warn};
+
+use crate::call::Caller;
+use crate::config::DeployPolicy;
+use crate::error::{CallError, Error, ErrorKind, describe};
+use crate::schema_name::SchemaName;
+
+include!(concat!(env!("OUT_DIR"), "/functions.rs"));
+
+mod embedded {
+    refinery::embed_migrations!("migrations");
+}
+
+const PERMISSIONS: &str = include_str!("../../sql/permissions.sql");
+const DESCRIBE_SCHEMA: &str = include_str!("describe_schema.sql");
+/// What a deployment looks like, as [`DESCRIBE_SCHEMA`] shows it.
+const EXPECTED: &str = include_str!("../../sql/deployed.txt");
+
+/// The release that deploys.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
+/// The oldest release whose processes the functions of this one still serve.
+const SERVES_FROM: &str = "0.1.0";
+const OLDEST_SERVER: i32 = 140_000;
+
+/// What is deployed in a schema.
+struct Deployment {
+    migration: i32,
+    release: String,
+    serves_from: String,
+    functions_digest: String,
+}
+
+/// How a deployment relates to this release.
+enum Standing {
+    Current,
+    Outdated,
+    /// By a later release, which serves this one.
+    Newer,
+}
+
+/// Brings the schema to what the policy asks for.
+pub(crate) async fn deploy(
+    pool: &Pool,
+    caller: &Caller,
+    schema: &SchemaName,
+    policy: DeployPolicy,
+) -> Result<(), Error> {
+    let found = read(caller, schema).await?;
+    match policy {
+        DeployPolicy::Apply => match found {
+            Some(found) if !matches!(standing(&found, schema)?, Standing::Outdated) => Ok(()),
+            _ => apply(pool, schema).await,
+        },
+        DeployPolicy::Verify => verify(pool, schema, found).await,
+    }
+}
+
+/// The one read of a start when nothing changed. None: not deployed, or not completely.
+async fn read(caller: &Caller, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
+    match caller.call("get_deployment", &[]).await {
+        Ok(rows) => rows
+            .first()
+            .map(decode)
+            .transpose()
+            .map_err(|error| Error::new(ErrorKind::Database, describe(&error))),
+        Err(error) => match error.sql_state().map(|state| state.code()) {
+            // No such schema, no such function, no such table.
+            Some("3F000" | "42883" | "42P01") => Ok(None),
+            Some("42501") => Err(Error::new(
+                ErrorKind::Privilege,
+                format!(
+                    "this role may not use schema {:?}: {error}. It needs USAGE on the schema and EXECUTE on its functions",
+                    schema.as_str()
+                ),
+            )),
+            _ => Err(call_failed(error)),
+        },
+    }
+}
+
+fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
+    Ok(Deployment {
+        migration: row.try_get::<_, Option<i32>>("migration")?.unwrap_or(0),
+        release: row.try_get("release")?,
+        serves_from: row.try_get("serves_from")?,
+        functions_digest: row.try_get("functions_digest")?,
+    })
+}
+
+fn call_failed(error: CallError) -> Error {
+    let kind = match &error {
+        CallError::NoConnection(_) | CallError::Closed | CallError::TimedOut => ErrorKind::Connect,
+        CallError::Statement(_) => ErrorKind::Database,
+    };
+    Error::new(kind, error.to_string())
+}
+
+fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standing, Error> {
+    let parse = |text: &str| {
+        Version::parse(text).map_err(|error| {
+            Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "schema {:?} names no release that deployed it ({text:?})",
+                    schema.as_str()
+                ),
+            )
+            .caused_by(error)
+        })
+    };
+    let (own, deployed, serves_from) = (parse(RELEASE)?, parse(&found.release)?, parse(&found.serves_from)?);
+    if deployed > own || found.migration > latest_migration() {
+        if serves_from > own {
+            return Err(Error::new(
+                ErrorKind::NewerSchema,
+                format!(
+                    "schema {:?} was deployed by release {deployed}, which serves processes from release {serves_from} on; \
+                     this is {own}",
+                    schema.as_str()
+                ),
+            ));
+        }
+        warn!(schema = schema.as_str(), %deployed, %own, "the schema was deployed by a later release; leaving it alone");
+        return Ok(Standing::Newer);
+    }
+    if found.migration == latest_migration() && found.functions_digest == FUNCTIONS_DIGEST && deployed == own {
+        Ok(Standing::Current)
+    } else {
+        Ok(Standing::Outdated)
+    }
+}
+
+fn latest_migration() -> i32 {
+    embedded::migrations::runner()
+        .get_migrations()
+        .iter()
+        .map(|migration| migration.version())
+        .max()
+        .map_or(0, |version| version as i32)
+}
+
+async fn verify(pool: &Pool, schema: &SchemaName, found: Option<Deployment>) -> Result<(), Error> {
+    if let Some(found) = &found
+        && matches!(standing(found, schema)?, Standing::Newer)
+    {
+        return Ok(());
+    }
+    let client = pool.get().await.map_err(|error| call_failed(error.into()))?;
+    check_server(&client).await?;
+    let actual = describe_schema(&client, schema).await?;
+    let drift = drift::compare(EXPECTED, &actual);
+    let problem = match found {
+        _ if actual.is_empty() => "is not deployed".to_string(),
+        None => format!("is not completely deployed: {drift}"),
+        Some(_) if !drift.is_empty() => format!("is not as release {RELEASE} deploys it: {drift}"),
+        // Only what the digest covers and the description does not: comments in the files.
+        Some(_) => return Ok(()),
+    };
+    Err(Error::new(
+        ErrorKind::Schema,
+        format!(
+            "schema {:?} {problem}. Deploy it with release {RELEASE} (DeployPolicy::Apply), or ask its owner to",
+            schema.as_str()
+        ),
+    ))
+}
+
+async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
+    let rows = client
+        .query(DESCRIBE_SCHEMA, &[&schema.as_str()])
+        .await
+        .map_err(database)?;
+    rows.iter()
+        .map(|row| row.try_get(0))
+        .collect::<Result<_, _>>()
+        .map_err(database)
+}
+
+async fn check_server(client: &Client) -> Result<(), Error> {
+    let row = client
+        .query_one(
+            "select current_setting('server_version_num')::integer, current_setting('server_version')",
+            &[],
+        )
+        .await
+        .map_err(database)?;
+    let (number, text): (i32, String) = (row.try_get(0).map_err(database)?, row.try_get(1).map_err(database)?);
+    if number < OLDEST_SERVER {
+        return Err(Error::new(
+            ErrorKind::UnsupportedServer,
+            format!("the server is PostgreSQL {text}; this crate needs PostgreSQL 14 or later"),
+        ));
+    }
+    Ok(())
+}
+
+async fn apply(pool: &Pool, schema: &SchemaName) -> Result<(), Error> {
+    let object = pool.get().await.map_err(|error| call_failed(error.into()))?;
+    // Its search_path and its advisory lock are not for the pool: the connection ends with this function.
+    let mut wrapper = Object::take(object);
+    let client: &mut Client = &mut wrapper;
+    check_server(client).await?;
+    client
+        .execute(
+            "select pg_advisory_lock(hashtext('duroxide-postgres:deploy'), hashtext($1))",
+            &[&schema.as_str()],
+        )
+        .await
+        .map_err(database)?;
+
+    // Somebody else may have been faster.
+    if let Some(found) = read_locked(client, schema).await?
+        && !matches!(standing(&found, schema)?, Standing::Outdated)
+    {
+        return Ok(());
+    }
+    create_schema(client, schema).await?;
+    migrate(client, schema).await?;
+    deploy_functions(client, schema).await?;
+    info!(schema = schema.as_str(), release = RELEASE, "schema deployed");
+    Ok(())
+}
+
+async fn read_locked(client: &Client, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
+    let exists = client
+        .query_one(
+            "select to_regproc($1) is not null",
+            &[&format!("{}.get_deployment", schema.quoted())],
+        )
+        .await
+        .map_err(database)?;
+    if !exists.try_get::<_, bool>(0).map_err(database)? {
+        return Ok(None);
+    }
+    let row = client
+        .query_opt(&format!("select * from {}.get_deployment()", schema.quoted()), &[])
+        .await
+        .map_err(database)?;
+    row.as_ref().map(decode).transpose().map_err(database)
+}
+
+async fn create_schema(client: &Client, schema: &SchemaName) -> Result<(), Error> {
+    let row = client
+        .query_one(
+            "select exists (select from pg_namespace where nspname = $1)",
+            &[&schema.as_str()],
+        )
+        .await
+        .map_err(database)?;
+    if !row.try_get::<_, bool>(0).map_err(database)? {
+        client
+            .batch_execute(&format!("create schema {}", schema.quoted()))
+            .await
+            .map_err(database)?;
+    }
+    // pg_temp last: otherwise temporary tables would be found first.
+    client
+        .batch_execute(&format!("set search_path = {}, pg_temp", schema.quoted()))
+        .await
+        .map_err(database)
+}
+
+async fn migrate(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
+    let rows = client
+        .query(
+            "select c.relname from pg_class as c \
+              where c.relnamespace = $1::text::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f') \
+                and not exists (select from pg_class as h \
+                                 where h.relnamespace = c.relnamespace and h.relname = 'schema_history')",
+            &[&schema.quoted()],
+        )
+        .await
+        .map_err(database)?;
+    for row in &rows {
+        let name: String = row.try_get(0).map_err(database)?;
+        if drift::is_own_table(EXPECTED, &name) {
+            return Err(Error::new(
+                ErrorKind::Schema,
+                format!(
+                    "schema {:?} has a table {name:?} that this crate did not create: choose another schema, or move the table",
+                    schema.as_str()
+                ),
+            ));
+        }
+    }
+    let mut runner = embedded::migrations::runner()
+        .set_grouped(true)
+        .set_abort_missing(false);
+    runner.set_migration_table_name(format!("{}.schema_history", schema.quoted()));
+    runner.run_async(client).await.map_err(|error| {
+        let cause = describe(&error);
+        let kind = if cause.contains("42501") {
+            ErrorKind::Privilege
+        } else {
+            ErrorKind::Database
+        };
+        Error::new(kind, format!("the tables cannot be deployed: {cause}")).caused_by(error)
+    })?;
+    Ok(())
+}
+
+/// All functions, their permissions and the record of it, in one transaction.
+async fn deploy_functions(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
+    let transaction = client.transaction().await.map_err(database)?;
+    transaction
+        .batch_execute("set local check_function_bodies = off")
+        .await
+        .map_err(database)?;
+    // A signature that changed would become an overload, or be refused.
+    let rows = transaction
+        .query(DESCRIBE_SCHEMA, &[&schema.as_str()])
+        .await
+        .map_err(database)?;
+    let mut actual = Vec::with_capacity(rows.len());
+    for row in &rows {
+        actual.push(row.try_get::<_, String>(0).map_err(database)?);
+    }
+    for name in drift::changed_signatures(EXPECTED, &actual) {
+        let overloads = transaction
+            .query(
+                "select p.oid::regprocedure::text from pg_proc as p \
+                  where p.pronamespace = $1::text::regnamespace and p.proname = $2",
+                &[&schema.quoted(), &name],
+            )
+            .await
+            .map_err(database)?;
+        for overload in &overloads {
+            let signature: String = overload.try_get(0).map_err(database)?;
+            transaction
+                .batch_execute(&format!("drop function {signature}"))
+                .await
+                .map_err(database)?;
+        }
+    }
+    for (name, sql) in FUNCTIONS {
+        transaction.batch_execute(sql).await.map_err(|error| {
+            Error::new(
+                ErrorKind::Database,
+                format!("function {name} cannot be deployed: {}", describe(&error)),
+            )
+            .caused_by(error)
+        })?;
+    }
+    transaction.batch_execute(PERMISSIONS).await.map_err(database)?;
+    transaction
+        .execute(
+            "insert into deployment as d (release, serves_from, functions_digest, deployed_at) \
+             values ($1, $2, $3, clock_timestamp()) \
+                 on conflict (only_row) do update \
+                set release = excluded.release, serves_from = excluded.serves_from, \
+                    functions_digest = excluded.functions_digest, deployed_at = excluded.deployed_at",
+            &[&RELEASE, &SERVES_FROM, &FUNCTIONS_DIGEST],
+        )
+        .await
+        .map_err(database)?;
+    transaction.commit().await.map_err(database)
+}
+
+fn database(error: tokio_postgres::Error) -> Error {
+    let kind = match error.code().map(|state| state.code()) {
+        Some("42501") => ErrorKind::Privilege,
+        Some(_) => ErrorKind::Database,
+        None => ErrorKind::Connect,
+    };
+    let hint = if kind == ErrorKind::Privilege {
+        ". Deploy with a role that may, and use DeployPolicy::Verify for this one"
+    } else {
+        ""
+    };
+    Error::new(kind, format!("{}{hint}", describe(&error))).caused_by(error)
+}

@@ -1,0 +1,250 @@
+//! What can go wrong, and what it means.
+//!
+//! SQL functions raise SQLSTATEs (see `sql/README.md`); this module is the only place that gives
+//! them a meaning. Nothing matches message text.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use deadpool_postgres::PoolError;
+use duroxide::providers::ProviderError;
+use tokio_postgres::error::SqlState;
+
+/// Raised by the functions when a lease is not (or no longer) the caller's.
+pub(crate) const LEASE_LOST: &str = "DX001";
+/// Raised by the functions when an instance does not exist.
+pub(crate) const NOT_FOUND: &str = "DX003";
+/// Raised when the tree to be deleted changed meanwhile.
+const TREE_CHANGED: &str = "DX006";
+
+/// Why a provider could not be set up, closed or probed.
+///
+/// The messages never contain a password or a connection string. The cause, where there is one,
+/// is in [`source`](std::error::Error::source).
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What kind of problem an [`Error`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A setting makes no sense: the connection string, the schema name, the pool size.
+    Config,
+    /// The server cannot be reached, or refused the connection.
+    Connect,
+    /// The server is too old.
+    UnsupportedServer,
+    /// The role lacks a privilege.
+    Privilege,
+    /// The schema is not (or not completely) deployed, or was changed by somebody else.
+    Schema,
+    /// The schema was deployed by a release that no longer serves this one.
+    NewerSchema,
+    /// Anything else the server reported.
+    Database,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    pub(crate) fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What kind of problem this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Why one call of a function failed.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// No connection could be had. Nothing was sent.
+    NoConnection(PoolError),
+    /// The statement failed, or its answer was lost.
+    Statement(tokio_postgres::Error),
+    /// No answer in time. It may still take effect.
+    TimedOut,
+    /// The provider was closed.
+    Closed,
+}
+
+impl CallError {
+    pub(crate) fn sql_state(&self) -> Option<&SqlState> {
+        match self {
+            Self::Statement(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_lease_lost(&self) -> bool {
+        self.sql_state().is_some_and(|state| state.code() == LEASE_LOST)
+    }
+
+    /// Whether the same call may succeed later.
+    ///
+    /// Trouble with the connection always may, however it shows: a permanent error of an ack would make
+    /// the runtime fail a healthy instance.
+    pub(crate) fn is_retryable(&self) -> bool {
+        match self {
+            Self::NoConnection(_) | Self::TimedOut => true,
+            Self::Closed => false,
+            Self::Statement(error) => match error.as_db_error() {
+                Some(db) => is_retryable_state(db.code().code()),
+                // Conversion errors are ours; everything else without a SQLSTATE is the connection.
+                None => !is_conversion(error),
+            },
+        }
+    }
+
+    /// Whether the statement may have committed although this error came back.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        match self {
+            Self::NoConnection(_) | Self::Closed => false,
+            Self::TimedOut => true,
+            Self::Statement(error) => match error.as_db_error() {
+                Some(db) => db.severity() != "ERROR",
+                None => !is_conversion(error),
+            },
+        }
+    }
+
+    /// Whether the connection should not be used again.
+    pub(crate) fn spoils_connection(&self) -> bool {
+        match self.sql_state() {
+            // Read-only: it leads to a server that is no longer the primary.
+            Some(state) => matches!(state.code(), "25006" | "57P01" | "57P02" | "57P03" | "57P05"),
+            None => matches!(self, Self::TimedOut),
+        }
+    }
+
+    /// Whether a cached statement no longer fits the function it calls. Nothing was executed.
+    pub(crate) fn is_stale_statement(&self) -> bool {
+        self.sql_state()
+            .is_some_and(|state| matches!(state.code(), "0A000" | "26000"))
+    }
+
+    pub(crate) fn to_provider_error(&self, operation: &str) -> ProviderError {
+        let message = self.to_string();
+        if self.is_retryable() {
+            ProviderError::retryable(operation, message)
+        } else {
+            ProviderError::permanent(operation, message)
+        }
+    }
+}
+
+fn is_retryable_state(code: &str) -> bool {
+    matches!(&code[..2], "08" | "53")
+        || matches!(
+            code,
+            "57P01"
+                | "57P02"
+                | "57P03"
+                | "57P05"
+                | "57014"
+                | "25006"
+                | "58030"
+                | "40001"
+                | "40P01"
+                | "55P03"
+                | "0A000"
+                | "26000"
+        )
+        || code == TREE_CHANGED
+}
+
+fn is_conversion(error: &tokio_postgres::Error) -> bool {
+    // tokio-postgres keeps its kinds private; these come from encoding parameters or decoding columns.
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if cause.is::<std::io::Error>() {
+            return false;
+        }
+        if cause.is::<tokio_postgres::types::WrongType>() || cause.is::<tokio_postgres::types::WasNull>() {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoConnection(error) => write!(f, "no connection to PostgreSQL: {}", describe(error)),
+            Self::Statement(error) => f.write_str(&describe(error)),
+            Self::TimedOut => f.write_str("PostgreSQL did not answer in time; the call may still take effect"),
+            Self::Closed => f.write_str("the provider is closed"),
+        }
+    }
+}
+
+impl From<tokio_postgres::Error> for CallError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Statement(error)
+    }
+}
+
+impl From<PoolError> for CallError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Closed => Self::Closed,
+            other => Self::NoConnection(other),
+        }
+    }
+}
+
+/// An error with its causes, and for errors of the server their text and SQLSTATE.
+///
+/// tokio-postgres itself prints only "db error".
+pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
+    let mut parts = Vec::<String>::new();
+    let mut next = Some(error);
+    while let Some(current) = next {
+        if let Some(db) = current.downcast_ref::<tokio_postgres::error::DbError>() {
+            let mut text = db.message().to_string();
+            if let Some(detail) = db.detail() {
+                text.push_str(": ");
+                text.push_str(detail);
+            }
+            if let Some(hint) = db.hint() {
+                text.push_str(" Hint: ");
+                text.push_str(hint);
+            }
+            text.push_str(&format!(" (SQLSTATE {})", db.code().code()));
+            return text;
+        }
+        let text = current.to_string();
+        // Causes are often repeated in the text above them.
+        if !parts.iter().any(|part| part.contains(&text)) {
+            parts.push(text);
+        }
+        next = current.source();
+    }
+    parts.join(": ")
+}

@@ -1,0 +1,223 @@
+//! Instances as management sees them: `sql/instances`.
+
+use duroxide::providers::{
+    DeleteInstanceResult, InstanceFilter, InstanceInfo, InstanceTree, ProviderError, QueueDepths, SystemMetrics,
+};
+use duroxide::{Event, EventKind, SystemStats};
+use tokio_postgres::Row;
+
+use crate::encode;
+use crate::provider::Inner;
+
+/// How many instances a bulk operation takes when its filter does not say.
+pub(crate) const BULK_LIMIT: i64 = 1000;
+
+impl Inner {
+    pub(crate) async fn list_instances(&self, status: Option<&str>) -> Result<Vec<String>, ProviderError> {
+        const OPERATION: &str = "list_instances";
+        let row = self.one_row(OPERATION, &[&status]).await?;
+        row.try_get(0).map_err(|error| self.decoding(OPERATION, error))
+    }
+
+    pub(crate) async fn list_children(&self, instance: &str) -> Result<Vec<String>, ProviderError> {
+        Ok(self.value("list_children", instance, &[]).await?.unwrap_or_default())
+    }
+
+    pub(crate) async fn get_parent_id(&self, instance: &str) -> Result<Option<String>, ProviderError> {
+        self.value("get_parent_id", instance, &[]).await
+    }
+
+    pub(crate) async fn get_instance_tree(&self, instance: &str) -> Result<InstanceTree, ProviderError> {
+        const OPERATION: &str = "get_instance_tree";
+        let root = vec![encode::key(OPERATION, "instance id", instance)?];
+        let row = self.one_row(OPERATION, &[&root]).await?;
+        Ok(InstanceTree {
+            root_id: instance.to_string(),
+            all_ids: row.try_get(0).map_err(|error| self.decoding(OPERATION, error))?,
+        })
+    }
+
+    pub(crate) async fn get_instance_info(&self, instance: &str) -> Result<InstanceInfo, ProviderError> {
+        const OPERATION: &str = "get_instance_info";
+        let rows = self.rows(OPERATION, instance, &[]).await?;
+        let Some(row) = rows.first() else {
+            return Err(ProviderError::permanent(
+                OPERATION,
+                format!("Instance {instance:?} not found"),
+            ));
+        };
+        let decode = || {
+            Ok(InstanceInfo {
+                instance_id: instance.to_string(),
+                orchestration_name: row.try_get("orchestration_name")?,
+                orchestration_version: row.try_get("orchestration_version")?,
+                current_execution_id: encode::from_id(row.try_get("current_execution_id")?),
+                status: row
+                    .try_get::<_, Option<String>>("status")?
+                    .unwrap_or_else(|| "Unknown".to_string()),
+                output: row.try_get::<_, Option<String>>("output")?.map(encode::from_text),
+                created_at: encode::from_id(row.try_get("created_at_ms")?),
+                updated_at: encode::from_id(row.try_get("updated_at_ms")?),
+                parent_instance_id: row.try_get("parent_instance_id")?,
+            })
+        };
+        decode().map_err(|error| self.decoding(OPERATION, error))
+    }
+
+    pub(crate) async fn get_custom_status(
+        &self,
+        instance: &str,
+        last_seen_version: u64,
+    ) -> Result<Option<(Option<String>, u64)>, ProviderError> {
+        const OPERATION: &str = "get_custom_status";
+        let last_seen = i64::try_from(last_seen_version).unwrap_or(i64::MAX);
+        let rows = self.rows(OPERATION, instance, &[&last_seen]).await?;
+        let decode = |row: &Row| {
+            let status: Option<String> = row.try_get("custom_status")?;
+            let version = encode::from_id(row.try_get("custom_status_version")?);
+            Ok((status.map(encode::from_text), version))
+        };
+        rows.first()
+            .map(decode)
+            .transpose()
+            .map_err(|error| self.decoding(OPERATION, error))
+    }
+
+    pub(crate) async fn get_instance_stats(&self, instance: &str) -> Result<Option<SystemStats>, ProviderError> {
+        const OPERATION: &str = "get_instance_stats";
+        let rows = self.rows(OPERATION, instance, &[]).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let decode = || {
+            let first_event: Option<String> = row.try_get("first_event")?;
+            let stats = SystemStats {
+                history_event_count: encode::from_id(row.try_get("history_event_count")?),
+                history_size_bytes: encode::from_id(row.try_get("history_size_bytes")?),
+                queue_pending_count: 0,
+                kv_user_key_count: encode::from_id(row.try_get("kv_user_key_count")?),
+                kv_total_value_bytes: encode::from_id(row.try_get("kv_total_value_bytes")?),
+            };
+            Ok((first_event, stats))
+        };
+        let (first_event, mut stats) = decode().map_err(|error| self.decoding(OPERATION, error))?;
+        if let Some(text) = first_event {
+            stats.queue_pending_count = carried_forward(&text).map_err(|error| {
+                ProviderError::permanent(
+                    OPERATION,
+                    format!("instance {instance:?}: event 1 of the history cannot be read: {error}"),
+                )
+            })?;
+        }
+        Ok(Some(stats))
+    }
+
+    pub(crate) async fn get_system_metrics(&self) -> Result<SystemMetrics, ProviderError> {
+        const OPERATION: &str = "get_system_metrics";
+        let row = self.one_row(OPERATION, &[]).await?;
+        let decode = || {
+            Ok(SystemMetrics {
+                total_instances: encode::from_id(row.try_get("total_instances")?),
+                total_executions: encode::from_id(row.try_get("total_executions")?),
+                running_instances: encode::from_id(row.try_get("running_instances")?),
+                completed_instances: encode::from_id(row.try_get("completed_instances")?),
+                failed_instances: encode::from_id(row.try_get("failed_instances")?),
+                total_events: encode::from_id(row.try_get("total_events")?),
+            })
+        };
+        decode().map_err(|error| self.decoding(OPERATION, error))
+    }
+
+    pub(crate) async fn get_queue_depths(&self) -> Result<QueueDepths, ProviderError> {
+        const OPERATION: &str = "get_queue_depths";
+        let row = self.one_row(OPERATION, &[]).await?;
+        let decode = || {
+            Ok(QueueDepths {
+                orchestrator_queue: encode::from_id(row.try_get("orchestrator_queue")?) as usize,
+                worker_queue: encode::from_id(row.try_get("worker_queue")?) as usize,
+                // Timers wait in the orchestrator queue.
+                timer_queue: 0,
+            })
+        };
+        decode().map_err(|error| self.decoding(OPERATION, error))
+    }
+
+    pub(crate) async fn delete_instance(
+        &self,
+        instance: &str,
+        force: bool,
+    ) -> Result<DeleteInstanceResult, ProviderError> {
+        const OPERATION: &str = "delete_instance";
+        let rows = self.rows(OPERATION, instance, &[&force]).await?;
+        self.decode_deletion(OPERATION, rows.first())
+    }
+
+    pub(crate) async fn delete_instances_atomic(
+        &self,
+        ids: &[String],
+        force: bool,
+    ) -> Result<DeleteInstanceResult, ProviderError> {
+        const OPERATION: &str = "delete_instances_atomic";
+        for id in ids {
+            encode::key(OPERATION, "instance id", id)?;
+        }
+        let row = self.one_row(OPERATION, &[&ids, &force]).await?;
+        self.decode_deletion(OPERATION, Some(&row))
+    }
+
+    pub(crate) async fn delete_instance_bulk(
+        &self,
+        filter: &InstanceFilter,
+    ) -> Result<DeleteInstanceResult, ProviderError> {
+        const OPERATION: &str = "delete_instance_bulk";
+        let row = self
+            .one_row(
+                OPERATION,
+                &[
+                    &filter_ids(OPERATION, filter)?,
+                    &filter.completed_before.map(encode::epoch_ms),
+                    &filter.limit.map_or(BULK_LIMIT, i64::from),
+                ],
+            )
+            .await?;
+        self.decode_deletion(OPERATION, Some(&row))
+    }
+
+    fn decode_deletion(&self, operation: &str, row: Option<&Row>) -> Result<DeleteInstanceResult, ProviderError> {
+        let Some(row) = row else {
+            return Ok(DeleteInstanceResult::default());
+        };
+        let decode = || {
+            Ok(DeleteInstanceResult {
+                instances_deleted: encode::from_id(row.try_get("instances_deleted")?),
+                executions_deleted: encode::from_id(row.try_get("executions_deleted")?),
+                events_deleted: encode::from_id(row.try_get("events_deleted")?),
+                queue_messages_deleted: encode::from_id(row.try_get("queue_messages_deleted")?),
+            })
+        };
+        decode().map_err(|error| self.decoding(operation, error))
+    }
+}
+
+/// The ids a filter names, each fit for an index.
+pub(crate) fn filter_ids<'a>(
+    operation: &str,
+    filter: &'a InstanceFilter,
+) -> Result<Option<&'a Vec<String>>, ProviderError> {
+    for id in filter.instance_ids.iter().flatten() {
+        encode::key(operation, "instance id", id)?;
+    }
+    Ok(filter.instance_ids.as_ref())
+}
+
+/// How many queue messages an execution took over from its predecessor.
+fn carried_forward(first_event: &str) -> serde_json::Result<u64> {
+    let event: Event = serde_json::from_str(first_event)?;
+    Ok(match event.kind {
+        EventKind::OrchestrationStarted {
+            carry_forward_events: Some(events),
+            ..
+        } => events.len() as u64,
+        _ => 0,
+    })
+}

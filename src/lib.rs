@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod activities;
+mod admin;
+mod call;
+mod config;
+mod deploy;
+mod encode;
+mod error;
+mod history;
+mod instances;
+mod kv;
+mod lease;
+mod orchestrations;
+mod poll;
+mod provider;
+mod schema_name;
+mod sessions;
+mod token;
+mod wake;
+mod work_item;
+
+pub use config::{Builder, DeployPolicy};
+pub use error::{Error, ErrorKind};
+pub use provider::PostgresProvider;

@@ -1,0 +1,425 @@
+//! Orchestration turns: `sql/orchestrations`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use duroxide::providers::{
+    DispatcherCapabilityFilter, ExecutionMetadata, KvEntry, OrchestrationItem, ProviderError,
+    ScheduledActivityIdentifier, WorkItem,
+};
+use duroxide::{Event, EventKind};
+use tokio_postgres::Row;
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::encode;
+use crate::error::CallError;
+use crate::history::{Events, decode_events};
+use crate::kv::KvChanges;
+use crate::poll::{Granted, Look};
+use crate::provider::Inner;
+use crate::token::TurnToken;
+use crate::wake::Queue;
+use crate::work_item::{Activities, Messages};
+
+/// What `fetch_orchestration_item` returns.
+pub(crate) type Turn = (OrchestrationItem, String, u32);
+
+/// The version range of a filter; none if it allows nothing. Only the first range counts: the framework
+/// has defined no more yet, and its validations insist.
+fn version_range(filter: Option<&DispatcherCapabilityFilter>) -> Option<(i64, i64)> {
+    match filter {
+        None => Some((0, i64::MAX)),
+        Some(filter) => filter
+            .supported_duroxide_versions
+            .first()
+            .map(|range| (encode::version(&range.min), encode::version(&range.max))),
+    }
+}
+
+impl Inner {
+    pub(crate) async fn fetch_orchestration_item(
+        self: &Arc<Self>,
+        lock_timeout: Duration,
+        poll_timeout: Duration,
+        filter: Option<&DispatcherCapabilityFilter>,
+    ) -> Result<Option<Turn>, ProviderError> {
+        let range = version_range(filter);
+        self.poll(Queue::Orchestrator, poll_timeout, |inner| async move {
+            match range {
+                Some(range) => inner.look_for_turn(lock_timeout, range).await,
+                None => Ok(Look::Nothing(None)),
+            }
+        })
+        .await
+    }
+
+    async fn look_for_turn(
+        self: &Arc<Self>,
+        lock_timeout: Duration,
+        (min_version, max_version): (i64, i64),
+    ) -> Result<Look<Turn>, ProviderError> {
+        const OPERATION: &str = "fetch_orchestration_item";
+        let rows = self
+            .caller
+            .call(
+                OPERATION,
+                &[&encode::milliseconds(lock_timeout), &min_version, &max_version, &1_i32],
+            )
+            .await
+            .map_err(|error| error.to_provider_error(OPERATION))?;
+        for row in rows {
+            match decode_fetched(&row).map_err(|error| CallError::from(error).to_provider_error(OPERATION))? {
+                Fetched::Turn { lease, turn } => {
+                    self.leases.extended(lease, lock_timeout);
+                    let token = turn.1.clone();
+                    return Ok(Look::Granted(Granted::new(self, Queue::Orchestrator, token, turn)));
+                }
+                Fetched::Dropped { instance_id, count } => warn!(
+                    instance = instance_id,
+                    count, "dropped queue messages for an instance that was never started"
+                ),
+                Fetched::Nothing { next } => return Ok(Look::Nothing(next)),
+            }
+        }
+        Ok(Look::Nothing(None))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) async fn ack_orchestration_item(
+        &self,
+        token: &str,
+        execution_id: u64,
+        history_delta: &[Event],
+        worker_items: &[WorkItem],
+        orchestrator_items: &[WorkItem],
+        metadata: &ExecutionMetadata,
+        cancelled_activities: &[ScheduledActivityIdentifier],
+    ) -> Result<(), ProviderError> {
+        const OPERATION: &str = "ack_orchestration_item";
+        let token = turn_token(OPERATION, token)?;
+        let events = Events::encode(OPERATION, history_delta)?;
+        let kv = KvChanges::encode(OPERATION, history_delta)?;
+        let mut activities = Activities::default();
+        for item in worker_items {
+            activities.push(OPERATION, item)?;
+        }
+        let mut messages = Messages::default();
+        for item in orchestrator_items {
+            messages.push(OPERATION, item)?;
+        }
+        let mut cancelled = (Vec::new(), Vec::new(), Vec::new());
+        for activity in cancelled_activities {
+            cancelled
+                .0
+                .push(encode::key(OPERATION, "instance id", &activity.instance)?);
+            cancelled
+                .1
+                .push(encode::id(OPERATION, "execution id", activity.execution_id)?);
+            cancelled
+                .2
+                .push(encode::id(OPERATION, "activity id", activity.activity_id)?);
+        }
+        let text = |field, value: &Option<String>| match value {
+            Some(value) => encode::name(OPERATION, field, value).map(|value| Some(value.to_string())),
+            None => Ok(None),
+        };
+        let name = text("orchestration name", &metadata.orchestration_name)?;
+        let version = text("orchestration version", &metadata.orchestration_version)?;
+        let status = text("status", &metadata.status)?;
+        let parent = match &metadata.parent_instance_id {
+            Some(parent) => Some(encode::key(OPERATION, "parent instance id", parent)?),
+            None => None,
+        };
+        let custom_status = history_delta.iter().rev().find_map(|event| match &event.kind {
+            EventKind::CustomStatusUpdated { status } => Some(status.as_deref().map(encode::text)),
+            _ => None,
+        });
+        let answer = self
+            .caller
+            .call_within_lease(
+                OPERATION,
+                &[
+                    &token.instance_id,
+                    &token.lease,
+                    &Uuid::new_v4(),
+                    &encode::id(OPERATION, "execution id", execution_id)?,
+                    &events.ids,
+                    &events.data,
+                    &status,
+                    &metadata.output.as_deref().map(encode::text),
+                    &name,
+                    &version,
+                    &parent,
+                    &metadata.pinned_duroxide_version.as_ref().map(encode::version),
+                    &custom_status.is_some(),
+                    &custom_status.flatten(),
+                    &kv.clears,
+                    &kv.keys,
+                    &kv.values,
+                    &kv.updated_at_ms,
+                    &activities.instance_ids,
+                    &activities.execution_ids,
+                    &activities.activity_ids,
+                    &activities.tags,
+                    &activities.sessions,
+                    &activities.items,
+                    &cancelled.0,
+                    &cancelled.1,
+                    &cancelled.2,
+                    &messages.instance_ids,
+                    &messages.kinds,
+                    &messages.visible_at_ms,
+                    &messages.items,
+                ],
+                self.leases.end_of(token.lease),
+            )
+            .await;
+        let due_ms = match answer.result {
+            Ok(rows) => first_column(&rows),
+            // Nobody can take a lease before its end, so an attempt whose answer was lost had ended it. Without
+            // events there is no row that says so.
+            Err(error) if error.is_lease_lost() && answer.repeated && history_delta.is_empty() => Some(0),
+            Err(error) => return Err(error.to_provider_error(OPERATION)),
+        };
+        self.leases.ended(token.lease);
+        if due_ms.is_some() {
+            self.waker.enqueued(Queue::Orchestrator);
+        }
+        if !worker_items.is_empty() {
+            self.waker.enqueued(Queue::Worker);
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn abandon_orchestration_item(
+        &self,
+        token: &str,
+        delay: Option<Duration>,
+        ignore_attempt: bool,
+    ) -> Result<(), ProviderError> {
+        const OPERATION: &str = "abandon_orchestration_item";
+        let token = turn_token(OPERATION, token)?;
+        let answer = self
+            .caller
+            .call_within_lease(
+                OPERATION,
+                &[
+                    &token.instance_id,
+                    &token.lease,
+                    &delay.map(encode::milliseconds),
+                    &ignore_attempt,
+                ],
+                self.leases.end_of(token.lease),
+            )
+            .await;
+        match answer.result {
+            Ok(_) => {}
+            Err(error) if error.is_lease_lost() && answer.repeated => {}
+            Err(error) => return Err(error.to_provider_error(OPERATION)),
+        }
+        self.leases.ended(token.lease);
+        self.waker.enqueued(Queue::Orchestrator);
+        Ok(())
+    }
+
+    pub(crate) async fn renew_orchestration_item_lock(
+        &self,
+        token: &str,
+        extend_for: Duration,
+    ) -> Result<(), ProviderError> {
+        const OPERATION: &str = "renew_orchestration_item_lock";
+        let token = turn_token(OPERATION, token)?;
+        let answer = self
+            .caller
+            .call_within_lease(
+                OPERATION,
+                &[&token.instance_id, &token.lease, &encode::milliseconds(extend_for)],
+                self.leases.end_of(token.lease),
+            )
+            .await;
+        answer.result.map_err(|error| error.to_provider_error(OPERATION))?;
+        self.leases.extended(token.lease, extend_for);
+        Ok(())
+    }
+
+    pub(crate) async fn enqueue_for_orchestrator(
+        &self,
+        item: &WorkItem,
+        delay: Option<Duration>,
+    ) -> Result<(), ProviderError> {
+        const OPERATION: &str = "enqueue_for_orchestrator";
+        let mut messages = Messages::default();
+        messages.push(OPERATION, item)?;
+        if delay.is_some() {
+            // The caller's delay decides, also for a timer.
+            messages.visible_at_ms = vec![None];
+        }
+        self.caller
+            .call(
+                OPERATION,
+                &[
+                    &messages.instance_ids,
+                    &messages.kinds,
+                    &messages.items,
+                    &messages.visible_at_ms,
+                    &vec![delay.map(encode::milliseconds)],
+                ],
+            )
+            .await
+            .map_err(|error| enqueue_error(OPERATION, &error))?;
+        self.waker.enqueued(Queue::Orchestrator);
+        Ok(())
+    }
+}
+
+/// An enqueue is not repeated inside the provider: with its outcome unknown, that could deliver it twice.
+pub(crate) fn enqueue_error(operation: &str, error: &CallError) -> ProviderError {
+    let mut provider_error = error.to_provider_error(operation);
+    if error.is_ambiguous() {
+        provider_error
+            .message
+            .push_str("; the item may or may not have been enqueued");
+    }
+    provider_error
+}
+
+fn turn_token(operation: &str, token: &str) -> Result<TurnToken, ProviderError> {
+    TurnToken::parse(token)
+        .ok_or_else(|| ProviderError::permanent(operation, "Invalid lock token: not a token of an orchestration turn"))
+}
+
+fn first_column(rows: &[Row]) -> Option<i64> {
+    rows.first().and_then(|row| row.try_get(0).ok().flatten())
+}
+
+/// One row of `fetch_orchestration_item`.
+enum Fetched {
+    Turn { lease: Uuid, turn: Turn },
+    Dropped { instance_id: String, count: i32 },
+    Nothing { next: Option<Duration> },
+}
+
+fn decode_fetched(row: &Row) -> Result<Fetched, tokio_postgres::Error> {
+    let Some(instance_id) = row.try_get::<_, Option<String>>("instance_id")? else {
+        let next_ms: Option<i64> = row.try_get("next_ms")?;
+        return Ok(Fetched::Nothing {
+            next: next_ms.map(|ms| Duration::from_millis(encode::from_id(ms))),
+        });
+    };
+    let Some(lease) = row.try_get("lease")? else {
+        return Ok(Fetched::Dropped {
+            instance_id,
+            count: row.try_get("dropped")?,
+        });
+    };
+    let token = TurnToken {
+        lease,
+        instance_id: instance_id.clone(),
+    };
+
+    let mut history_error: Option<String> = row.try_get("load_error")?;
+    let messages = texts(row, "messages")?
+        .iter()
+        .filter_map(|text| match serde_json::from_str::<WorkItem>(text) {
+            Ok(item) => Some(item),
+            Err(error) => {
+                // Delivering the rest would consume this one unread: the turn must not run.
+                history_error.get_or_insert_with(|| format!("a message cannot be read: {error}"));
+                None
+            }
+        })
+        .collect::<Vec<_>>();
+    let history = match decode_events(texts(row, "history")?) {
+        Ok(history) => history,
+        Err(error) => {
+            history_error.get_or_insert(error);
+            Vec::new()
+        }
+    };
+    if let Some(error) = &history_error {
+        warn!(instance = instance_id, error, "an orchestration cannot be loaded");
+    }
+
+    let (name, version) = match (
+        row.try_get("orchestration_name")?,
+        row.try_get("orchestration_version")?,
+    ) {
+        (Some(name), Some(version)) => (name, version),
+        _ => name_and_version(&history, &messages),
+    };
+    let attempt_count: i32 = row.try_get("attempt_count")?;
+    let item = OrchestrationItem {
+        instance: instance_id,
+        orchestration_name: name,
+        execution_id: row
+            .try_get::<_, Option<i64>>("execution_id")?
+            .map_or(duroxide::INITIAL_EXECUTION_ID, encode::from_id),
+        version,
+        kv_snapshot: if history_error.is_none() {
+            kv_snapshot(row)?
+        } else {
+            HashMap::new()
+        },
+        history: if history_error.is_none() { history } else { Vec::new() },
+        messages,
+        history_error,
+    };
+    Ok(Fetched::Turn {
+        lease,
+        turn: (
+            item,
+            token.to_string(),
+            u32::try_from(attempt_count).unwrap_or(u32::MAX),
+        ),
+    })
+}
+
+fn texts(row: &Row, column: &str) -> Result<Vec<String>, tokio_postgres::Error> {
+    Ok(row.try_get::<_, Option<Vec<String>>>(column)?.unwrap_or_default())
+}
+
+fn kv_snapshot(row: &Row) -> Result<HashMap<String, KvEntry>, tokio_postgres::Error> {
+    let updated_at_ms = row
+        .try_get::<_, Option<Vec<i64>>>("kv_updated_at_ms")?
+        .unwrap_or_default();
+    Ok(texts(row, "kv_keys")?
+        .into_iter()
+        .zip(texts(row, "kv_values")?)
+        .zip(updated_at_ms)
+        .map(|((key, value), updated_at_ms)| {
+            let entry = KvEntry {
+                value: encode::from_text(value),
+                last_updated_at_ms: encode::from_id(updated_at_ms),
+            };
+            (key, entry)
+        })
+        .collect())
+}
+
+/// For an instance that has no metadata (yet): from its history, else from the message that starts it.
+fn name_and_version(history: &[Event], messages: &[WorkItem]) -> (String, String) {
+    const UNKNOWN: &str = "unknown";
+    let started = history.iter().find_map(|event| match &event.kind {
+        EventKind::OrchestrationStarted { name, version, .. } => Some((name.clone(), version.clone())),
+        _ => None,
+    });
+    let starting = || {
+        messages.iter().find_map(|item| match item {
+            WorkItem::StartOrchestration {
+                orchestration, version, ..
+            }
+            | WorkItem::ContinueAsNew {
+                orchestration, version, ..
+            } => Some((
+                orchestration.clone(),
+                version.clone().unwrap_or_else(|| UNKNOWN.to_string()),
+            )),
+            _ => None,
+        })
+    };
+    started
+        .or_else(starting)
+        .unwrap_or_else(|| (UNKNOWN.to_string(), UNKNOWN.to_string()))
+}

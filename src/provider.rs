@@ -1,0 +1,337 @@
+//! The provider, and its [`Provider`] implementation: a delegating line a method.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use duroxide::providers::{
+    DispatcherCapabilityFilter, ExecutionMetadata, OrchestrationItem, Provider, ProviderAdmin, ProviderError,
+    ScheduledActivityIdentifier, SessionFetchConfig, TagFilter, WorkItem,
+};
+use duroxide::{Event, SystemStats};
+use tokio_postgres::Row;
+use tokio_postgres::types::FromSqlOwned;
+
+use crate::call::{Caller, Parameters};
+use crate::config::Builder;
+use crate::encode;
+use crate::error::{CallError, Error, ErrorKind};
+use crate::lease::Leases;
+use crate::schema_name::SchemaName;
+use crate::wake::Waker;
+
+/// A duroxide storage provider on PostgreSQL.
+///
+/// Cheap to clone: clones share one connection pool. Create it with [`connect`](Self::connect) or
+/// [`builder`](Self::builder), and hand it to the runtime and to clients in an [`Arc`].
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use duroxide::Client;
+/// use duroxide::runtime::Runtime;
+/// use duroxide::runtime::registry::{ActivityRegistry, OrchestrationRegistry};
+/// use duroxide_postgres::PostgresProvider;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let provider = Arc::new(PostgresProvider::connect("postgres://localhost/app").await?);
+/// let runtime = Runtime::start_with_store(
+///     provider.clone(),
+///     ActivityRegistry::builder().build(),
+///     OrchestrationRegistry::builder().build(),
+/// )
+/// .await;
+/// let client = Client::new(provider.clone());
+/// # drop(client);
+/// runtime.shutdown(None).await;
+/// provider.close();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PostgresProvider {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// What a provider and its background work share.
+pub(crate) struct Inner {
+    pub(crate) caller: Caller,
+    pub(crate) leases: Leases,
+    pub(crate) waker: Waker,
+    pub(crate) long_poll: bool,
+    pub(crate) schema: SchemaName,
+    /// Where this process goes on looking for unowned sessions, so that each has its turn.
+    pub(crate) last_session: Mutex<String>,
+}
+
+impl PostgresProvider {
+    /// Connects with the defaults: schema `duroxide`, deployed or upgraded if need be, and long polling.
+    ///
+    /// `url` is anything libpq and tokio-postgres both understand: `postgres://user@host/database?…` or
+    /// `host=… user=…`.
+    ///
+    /// # Errors
+    ///
+    /// When the connection string makes no sense, the server cannot be reached or is older than PostgreSQL 14, the
+    /// schema cannot be deployed, or it was deployed by a release that no longer serves this one.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder(url).connect().await
+    }
+
+    /// Settings for a provider; see [`Builder`].
+    pub fn builder(url: &str) -> Builder {
+        Builder::from_url(url)
+    }
+
+    /// The schema this provider works in.
+    pub fn schema(&self) -> &str {
+        self.inner.schema.as_str()
+    }
+
+    /// Checks that the server answers and the schema is there: one round trip.
+    ///
+    /// # Errors
+    ///
+    /// When it does not, or is not.
+    pub async fn health_check(&self) -> Result<(), Error> {
+        match self.inner.caller.call("get_deployment", &[]).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Error::new(
+                if error.sql_state().is_none() {
+                    ErrorKind::Connect
+                } else {
+                    ErrorKind::Database
+                },
+                error.to_string(),
+            )),
+        }
+    }
+
+    /// Closes all connections. Calls under way finish; later ones fail, and waiting fetches return empty.
+    ///
+    /// Shut the runtime down first. Dropping the last clone does the same.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+}
+
+impl fmt::Debug for PostgresProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresProvider")
+            .field("schema", &self.schema())
+            .field("long_poll", &self.inner.long_poll)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn close(&self) {
+        self.caller.close();
+        self.waker.stop();
+    }
+
+    /// Calls a function whose first parameter is an instance.
+    pub(crate) async fn rows(
+        &self,
+        operation: &str,
+        instance: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, ProviderError> {
+        let instance = encode::key(operation, "instance id", instance)?;
+        let mut all: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = vec![&instance];
+        all.extend_from_slice(parameters);
+        self.caller
+            .call(operation, &all)
+            .await
+            .map_err(|error| error.to_provider_error(operation))
+    }
+
+    /// As [`rows`](Self::rows), for a function that returns one value.
+    pub(crate) async fn value<T: FromSqlOwned>(
+        &self,
+        operation: &str,
+        instance: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Option<T>, ProviderError> {
+        match self.rows(operation, instance, parameters).await?.first() {
+            Some(row) => row.try_get(0).map_err(|error| self.decoding(operation, error)),
+            None => Ok(None),
+        }
+    }
+
+    /// Calls a function that returns one row.
+    pub(crate) async fn one_row(&self, operation: &str, parameters: Parameters<'_>) -> Result<Row, ProviderError> {
+        let rows = self
+            .caller
+            .call(operation, parameters)
+            .await
+            .map_err(|error| error.to_provider_error(operation))?;
+        rows.into_iter()
+            .next()
+            .ok_or_else(|| ProviderError::permanent(operation, "the function returned no row"))
+    }
+
+    pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> ProviderError {
+        CallError::from(error).to_provider_error(operation)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+#[async_trait]
+impl Provider for PostgresProvider {
+    fn name(&self) -> &str {
+        env!("CARGO_PKG_NAME")
+    }
+
+    fn version(&self) -> &str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    async fn fetch_orchestration_item(
+        &self,
+        lock_timeout: Duration,
+        poll_timeout: Duration,
+        filter: Option<&DispatcherCapabilityFilter>,
+    ) -> Result<Option<(OrchestrationItem, String, u32)>, ProviderError> {
+        self.inner
+            .fetch_orchestration_item(lock_timeout, poll_timeout, filter)
+            .await
+    }
+
+    async fn ack_orchestration_item(
+        &self,
+        lock_token: &str,
+        execution_id: u64,
+        history_delta: Vec<Event>,
+        worker_items: Vec<WorkItem>,
+        orchestrator_items: Vec<WorkItem>,
+        metadata: ExecutionMetadata,
+        cancelled_activities: Vec<ScheduledActivityIdentifier>,
+    ) -> Result<(), ProviderError> {
+        self.inner
+            .ack_orchestration_item(
+                lock_token,
+                execution_id,
+                &history_delta,
+                &worker_items,
+                &orchestrator_items,
+                &metadata,
+                &cancelled_activities,
+            )
+            .await
+    }
+
+    async fn abandon_orchestration_item(
+        &self,
+        lock_token: &str,
+        delay: Option<Duration>,
+        ignore_attempt: bool,
+    ) -> Result<(), ProviderError> {
+        self.inner
+            .abandon_orchestration_item(lock_token, delay, ignore_attempt)
+            .await
+    }
+
+    async fn renew_orchestration_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
+        self.inner.renew_orchestration_item_lock(token, extend_for).await
+    }
+
+    async fn enqueue_for_orchestrator(&self, item: WorkItem, delay: Option<Duration>) -> Result<(), ProviderError> {
+        self.inner.enqueue_for_orchestrator(&item, delay).await
+    }
+
+    async fn read(&self, instance: &str) -> Result<Vec<Event>, ProviderError> {
+        self.inner.read(instance).await
+    }
+
+    async fn read_with_execution(&self, instance: &str, execution_id: u64) -> Result<Vec<Event>, ProviderError> {
+        self.inner.read_with_execution(instance, execution_id).await
+    }
+
+    async fn append_with_execution(
+        &self,
+        instance: &str,
+        execution_id: u64,
+        new_events: Vec<Event>,
+    ) -> Result<(), ProviderError> {
+        self.inner
+            .append_with_execution(instance, execution_id, &new_events)
+            .await
+    }
+
+    async fn enqueue_for_worker(&self, item: WorkItem) -> Result<(), ProviderError> {
+        self.inner.enqueue_for_worker(&item).await
+    }
+
+    async fn fetch_work_item(
+        &self,
+        lock_timeout: Duration,
+        poll_timeout: Duration,
+        session: Option<&SessionFetchConfig>,
+        tag_filter: &TagFilter,
+    ) -> Result<Option<(WorkItem, String, u32)>, ProviderError> {
+        self.inner
+            .fetch_work_item(lock_timeout, poll_timeout, session, tag_filter)
+            .await
+    }
+
+    async fn ack_work_item(&self, token: &str, completion: Option<WorkItem>) -> Result<(), ProviderError> {
+        self.inner.ack_work_item(token, completion.as_ref()).await
+    }
+
+    async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
+        self.inner.renew_work_item_lock(token, extend_for).await
+    }
+
+    async fn abandon_work_item(
+        &self,
+        token: &str,
+        delay: Option<Duration>,
+        ignore_attempt: bool,
+    ) -> Result<(), ProviderError> {
+        self.inner.abandon_work_item(token, delay, ignore_attempt).await
+    }
+
+    async fn renew_session_lock(
+        &self,
+        owner_ids: &[&str],
+        extend_for: Duration,
+        idle_timeout: Duration,
+    ) -> Result<usize, ProviderError> {
+        self.inner.renew_session_lock(owner_ids, extend_for, idle_timeout).await
+    }
+
+    async fn cleanup_orphaned_sessions(&self, _idle_timeout: Duration) -> Result<usize, ProviderError> {
+        self.inner.cleanup_orphaned_sessions().await
+    }
+
+    async fn get_custom_status(
+        &self,
+        instance: &str,
+        last_seen_version: u64,
+    ) -> Result<Option<(Option<String>, u64)>, ProviderError> {
+        self.inner.get_custom_status(instance, last_seen_version).await
+    }
+
+    async fn get_kv_value(&self, instance: &str, key: &str) -> Result<Option<String>, ProviderError> {
+        self.inner.get_kv_value(instance, key).await
+    }
+
+    async fn get_kv_all_values(&self, instance: &str) -> Result<HashMap<String, String>, ProviderError> {
+        self.inner.get_kv_all_values(instance).await
+    }
+
+    async fn get_instance_stats(&self, instance: &str) -> Result<Option<SystemStats>, ProviderError> {
+        self.inner.get_instance_stats(instance).await
+    }
+
+    fn as_management_capability(&self) -> Option<&dyn ProviderAdmin> {
+        Some(self)
+    }
+}

@@ -1,0 +1,203 @@
+//! Long polling: who waits for work, and what wakes them.
+//!
+//! A waiter registers before its query is sent, so that nothing that happens meanwhile is missed. It is woken by
+//! an enqueue of this process, by a NOTIFY of another one, by the time the database gave for the next due row, or
+//! by a fallback poll. NOTIFY is sent off the data transaction, on the listener's own connection, and coalesced.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_postgres::{Client, Notification};
+use tracing::{debug, warn};
+
+use crate::call::jittered;
+use crate::schema_name::quote_identifier;
+
+/// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY.
+const POLL_WITH_LISTENER: Duration = Duration::from_secs(5);
+/// Fallback poll while they do not.
+const POLL_WITHOUT_LISTENER: Duration = Duration::from_millis(500);
+/// At most one NOTIFY in this time.
+const NOTIFY_INTERVAL: Duration = Duration::from_millis(5);
+const FIRST_RECONNECT: Duration = Duration::from_millis(100);
+const MAX_RECONNECT: Duration = Duration::from_secs(10);
+
+/// The two queues somebody can wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Queue {
+    Orchestrator,
+    Worker,
+}
+
+impl Queue {
+    fn bit(self) -> u8 {
+        match self {
+            Self::Orchestrator => 1,
+            Self::Worker => 2,
+        }
+    }
+}
+
+/// A connection for LISTEN: the client, and its notifications as they arrive. The receiver ends when the
+/// connection does.
+pub(crate) struct Listening {
+    pub(crate) client: Client,
+    pub(crate) notifications: UnboundedReceiver<Notification>,
+}
+
+/// Opens a connection for LISTEN.
+pub(crate) type Connector = Arc<dyn Fn() -> BoxFuture<'static, Result<Listening, tokio_postgres::Error>> + Send + Sync>;
+
+#[derive(Default)]
+struct Shared {
+    orchestrator: Notify,
+    worker: Notify,
+    listening: AtomicBool,
+    /// Queues that other processes are still to be told about.
+    unsent: AtomicU8,
+    send: Notify,
+}
+
+impl Shared {
+    fn queue(&self, queue: Queue) -> &Notify {
+        match queue {
+            Queue::Orchestrator => &self.orchestrator,
+            Queue::Worker => &self.worker,
+        }
+    }
+
+    /// Can be dropped and called again at any point.
+    async fn something_to_send(&self, not_before: Instant) {
+        while self.unsent.load(Ordering::Acquire) == 0 {
+            self.send.notified().await;
+        }
+        tokio::time::sleep_until(not_before).await;
+    }
+
+    fn wake(&self, bits: u8) {
+        for queue in [Queue::Orchestrator, Queue::Worker] {
+            if bits & queue.bit() != 0 {
+                self.queue(queue).notify_waiters();
+            }
+        }
+    }
+}
+
+/// Wakes waiting fetches of this process, and tells other processes.
+pub(crate) struct Waker {
+    shared: Arc<Shared>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Waker {
+    /// `channel`: the NOTIFY channel of the schema. `connector`: none if there is no way to LISTEN; then the
+    /// fallback poll must do, and other processes are not told.
+    pub(crate) fn start(channel: String, connector: Option<Connector>) -> Self {
+        let shared = Arc::new(Shared::default());
+        let task = connector.map(|connector| tokio::spawn(run(Arc::clone(&shared), channel, connector)));
+        Self { shared, task }
+    }
+
+    /// Something was put into a queue.
+    pub(crate) fn enqueued(&self, queue: Queue) {
+        self.shared.queue(queue).notify_waiters();
+        if self.task.is_some() && self.shared.unsent.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
+            self.shared.send.notify_one();
+        }
+    }
+
+    /// Must be called, and the result enabled, before the query whose emptiness is waited on.
+    pub(crate) fn waiter(&self, queue: Queue) -> Notified<'_> {
+        self.shared.queue(queue).notified()
+    }
+
+    /// How long a waiter may sleep without being woken.
+    pub(crate) fn fallback(&self) -> Duration {
+        jittered(if self.shared.listening.load(Ordering::Acquire) {
+            POLL_WITH_LISTENER
+        } else {
+            POLL_WITHOUT_LISTENER
+        })
+    }
+
+    pub(crate) fn stop(&self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+        self.shared.wake(u8::MAX);
+    }
+}
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Keeps the listener connected, and sends what is unsent.
+async fn run(shared: Arc<Shared>, channel: String, connector: Connector) {
+    let mut backoff = FIRST_RECONNECT;
+    loop {
+        match listen(&shared, &channel, &connector, &mut backoff).await {
+            Ok(()) => debug!("the connection for LISTEN ended; connecting again"),
+            Err(error) => warn!(
+                error = crate::error::describe(&error),
+                "cannot LISTEN for wake-ups; polling instead"
+            ),
+        }
+        shared.listening.store(false, Ordering::Release);
+        tokio::time::sleep(jittered(backoff)).await;
+        backoff = (backoff * 2).min(MAX_RECONNECT);
+    }
+}
+
+async fn listen(
+    shared: &Shared,
+    channel: &str,
+    connector: &Connector,
+    backoff: &mut Duration,
+) -> Result<(), tokio_postgres::Error> {
+    let Listening {
+        client,
+        mut notifications,
+    } = connector().await?;
+    // A NOTIFY is not data either.
+    client
+        .batch_execute(&format!(
+            "set synchronous_commit = off; listen {}",
+            quote_identifier(channel)
+        ))
+        .await?;
+    let own_process: i32 = client.query_one("select pg_backend_pid()", &[]).await?.try_get(0)?;
+    *backoff = FIRST_RECONNECT;
+    shared.listening.store(true, Ordering::Release);
+    // What was sent while nobody listened is lost: everybody looks once.
+    shared.wake(u8::MAX);
+
+    let mut next_send = Instant::now();
+    loop {
+        tokio::select! {
+            notification = notifications.recv() => match notification {
+                // Waiters of this process were woken when the row was enqueued.
+                Some(notification) if notification.process_id() == own_process => {}
+                Some(notification) => shared.wake(notification.payload().parse().unwrap_or(u8::MAX)),
+                None => return Ok(()),
+            },
+            () = shared.something_to_send(next_send) => {
+                let bits = shared.unsent.swap(0, Ordering::AcqRel);
+                if let Err(error) = client.query("select pg_notify($1, $2)", &[&channel, &bits.to_string()]).await {
+                    shared.unsent.fetch_or(bits, Ordering::AcqRel);
+                    return Err(error);
+                }
+                next_send = Instant::now() + NOTIFY_INTERVAL;
+            }
+        }
+    }
+}

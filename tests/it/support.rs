@@ -1,0 +1,97 @@
+//! A schema per test, dropped when the test ends.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use duroxide_postgres::{Builder, PostgresProvider};
+use tokio_postgres::{Client, NoTls};
+
+/// The server to test against.
+pub fn database_url() -> String {
+    std::env::var("DATABASE_URL").expect(
+        "DATABASE_URL is not set: run the tests with `scripts/with-postgres cargo test`, or point it at a PostgreSQL 14+",
+    )
+}
+
+/// Where cargo keeps the source of a dependency.
+pub fn source_of(package: &str) -> PathBuf {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo metadata");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    metadata["packages"]
+        .as_array()
+        .expect("packages")
+        .iter()
+        .find(|found| found["name"] == package)
+        .and_then(|found| found["manifest_path"].as_str())
+        .and_then(|manifest| PathBuf::from(manifest).parent().map(PathBuf::from))
+        .expect("the package")
+}
+
+/// A plain connection, for looking behind the provider's back.
+pub async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("connect");
+    tokio::spawn(connection);
+    client
+}
+
+/// A schema that only this test uses.
+pub struct TestSchema {
+    pub name: String,
+    pub url: String,
+}
+
+impl TestSchema {
+    pub fn new() -> Self {
+        Self {
+            name: format!("test_{}", uuid::Uuid::new_v4().simple()),
+            url: database_url(),
+        }
+    }
+
+    pub fn builder(&self) -> Builder {
+        PostgresProvider::builder(&self.url).schema(&self.name).pool_size(8)
+    }
+
+    /// A provider on this schema, deployed.
+    pub async fn provider(&self) -> Arc<PostgresProvider> {
+        Arc::new(self.builder().connect().await.expect("provider"))
+    }
+
+    /// A connection whose search_path is this schema.
+    pub async fn client(&self) -> Client {
+        let client = connect(&self.url).await;
+        client
+            .batch_execute(&format!("set search_path = \"{}\"", self.name))
+            .await
+            .expect("search_path");
+        client
+    }
+}
+
+impl Drop for TestSchema {
+    fn drop(&mut self) {
+        let (name, url) = (self.name.clone(), self.url.clone());
+        // A thread of its own: the test's runtime may be shutting down, and a panic may be under way.
+        let dropped = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let client = connect(&url).await;
+                client
+                    .batch_execute(&format!(
+                        "set lock_timeout = '5s'; set client_min_messages = warning; drop schema if exists \"{name}\" cascade"
+                    ))
+                    .await
+            })?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+        });
+        if let Ok(Err(error)) = dropped.join() {
+            eprintln!("schema {} was left behind: {error}", self.name);
+        }
+    }
+}
