@@ -1,0 +1,441 @@
+//! Deploying, upgrading and verifying the schema.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use duroxide::providers::{Provider, WorkItem};
+use duroxide_postgres::{DeployPolicy, ErrorKind};
+use tokio_postgres::Client;
+
+use crate::support::{TestSchema, connect};
+
+const DESCRIBE_SCHEMA: &str = include_str!("../../src/deploy/describe_schema.sql");
+
+async fn describe(client: &Client, schema: &str) -> Vec<String> {
+    let rows = client.query(DESCRIBE_SCHEMA, &[&schema]).await.expect("description");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn deployed_schema_is_the_committed_one() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let client = schema.client().await;
+    let actual = describe(&client, &schema.name).await.join("\n") + "\n";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/deployed.txt");
+    if std::env::var_os("UPDATE_DEPLOYED").is_some() {
+        std::fs::write(&path, &actual).expect("sql/deployed.txt");
+    }
+    let committed = std::fs::read_to_string(&path).expect("sql/deployed.txt");
+    assert!(
+        actual == committed,
+        "sql/deployed.txt is not what is deployed; see sql/README.md. Deployed:\n{actual}"
+    );
+}
+
+#[tokio::test]
+async fn files_and_catalog_agree() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let client = schema.client().await;
+    let rows = client
+        .query(
+            "select p.proname::text, p.prosecdef, coalesce(p.proconfig, '{}'), p.proacl::text, l.lanname::text \
+               from pg_proc as p join pg_language as l on l.oid = p.prolang \
+              where p.pronamespace = $1::text::regnamespace",
+            &[&schema.name],
+        )
+        .await
+        .expect("functions");
+    let deployed: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    let unique: BTreeSet<String> = deployed.iter().cloned().collect();
+    assert_eq!(unique.len(), deployed.len(), "an overload: {deployed:?}");
+    assert_eq!(unique, function_files().into_iter().map(|(name, _)| name).collect());
+
+    let called = called_functions();
+    for row in &rows {
+        let (name, definer, config): (String, bool, Vec<String>) = (row.get(0), row.get(1), row.get(2));
+        let (acl, language): (Option<String>, String) = (row.get(3), row.get(4));
+        let acl = acl.expect("PUBLIC was revoked");
+        assert!(
+            !acl.contains("{=") && !acl.contains(",="),
+            "{name} is open to PUBLIC: {acl}"
+        );
+        assert_eq!(
+            definer,
+            called.contains(&name),
+            "{name}: security definer only if processes call it"
+        );
+        let pinned = config.contains(&format!("search_path={}, pg_temp", schema.name));
+        assert!(
+            pinned || language == "sql",
+            "{name} does not pin its search_path: {config:?}"
+        );
+    }
+    for name in &called {
+        assert!(unique.contains(name), "{name} is called but has no file");
+    }
+}
+
+/// Files under `sql/`, by the name of their function.
+fn function_files() -> Vec<(String, PathBuf)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+    let mut files = Vec::new();
+    for area in std::fs::read_dir(root)
+        .expect("sql")
+        .map(|entry| entry.expect("entry").path())
+    {
+        if area.is_dir() {
+            for file in std::fs::read_dir(area)
+                .expect("area")
+                .map(|entry| entry.expect("entry").path())
+            {
+                let name = file.file_stem().expect("name").to_string_lossy().into_owned();
+                let text = std::fs::read_to_string(&file).expect("text");
+                assert!(
+                    text.contains(&format!("create or replace function {name}(")),
+                    "{file:?} does not define {name}"
+                );
+                files.push((name, file));
+            }
+        }
+    }
+    files
+}
+
+/// The functions that the Rust side calls: every operation it names.
+fn called_functions() -> BTreeSet<String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut names = BTreeSet::new();
+    let functions: BTreeSet<String> = function_files().into_iter().map(|(name, _)| name).collect();
+    for entry in std::fs::read_dir(source).expect("src") {
+        let path = entry.expect("entry").path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).expect("text");
+            names.extend(
+                functions
+                    .iter()
+                    .filter(|name| text.contains(&format!("\"{name}\"")))
+                    .cloned(),
+            );
+        }
+    }
+    names
+}
+
+#[tokio::test]
+async fn twenty_processes_start_at_once_on_an_empty_database() {
+    let schema = TestSchema::new();
+    let starts: Vec<_> = (0..20)
+        .map(|_| tokio::spawn(schema.builder().pool_size(2).connect()))
+        .collect();
+    for start in starts {
+        let provider = start.await.expect("task").expect("start");
+        provider.health_check().await.expect("healthy");
+    }
+}
+
+#[tokio::test]
+async fn a_second_start_changes_nothing() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let client = schema.client().await;
+    let stamps = "select array(select p.xmin::text || p.oid::text from pg_proc as p \
+                   where p.pronamespace = $1::text::regnamespace order by p.oid), \
+                  (select deployed_at::text from deployment)";
+    let before = client.query_one(stamps, &[&schema.name]).await.expect("stamps");
+    schema.provider().await;
+    let after = client.query_one(stamps, &[&schema.name]).await.expect("stamps");
+    assert_eq!(before.get::<_, Vec<String>>(0), after.get::<_, Vec<String>>(0));
+    assert_eq!(before.get::<_, String>(1), after.get::<_, String>(1));
+}
+
+#[tokio::test]
+async fn an_older_deployment_is_upgraded_in_place_with_its_data() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    provider
+        .enqueue_for_orchestrator(start("kept"), None)
+        .await
+        .expect("enqueue");
+    let client = schema.client().await;
+    client
+        .batch_execute(
+            // As an earlier release might have left it: another body, another signature, an overload.
+            "create or replace function get_parent_id(p_instance_id text) returns text language sql as 'select null::text'; \
+             drop function list_children(text); \
+             create function list_children(p_id text, p_limit integer) returns text language sql as 'select null::text'; \
+             create function touch_session(p_session_id text) returns void language sql as 'select'; \
+             create role_less_function_of_somebody_else() returns void language sql as 'select'"
+                .replace("create role_less", "create function role_less")
+                .as_str(),
+        )
+        .await
+        .expect("older functions");
+    client
+        .execute(
+            "update deployment set release = '0.0.9', serves_from = '0.0.1', functions_digest = 'older'",
+            &[],
+        )
+        .await
+        .expect("older release");
+
+    let upgraded = schema.provider().await;
+    let lines = describe(&client, &schema.name).await;
+    let committed = include_str!("../../sql/deployed.txt");
+    let extra: Vec<_> = lines
+        .iter()
+        .filter(|line| !committed.lines().any(|known| known == line.as_str()))
+        .collect();
+    assert_eq!(extra.len(), 1, "{extra:?}");
+    assert!(extra[0].starts_with("function role_less_function_of_somebody_else("));
+    let (item, _, _) = upgraded
+        .fetch_orchestration_item(std::time::Duration::from_secs(5), std::time::Duration::ZERO, None)
+        .await
+        .expect("fetch")
+        .expect("the message survived the upgrade");
+    assert_eq!(item.instance, "kept");
+}
+
+#[tokio::test]
+async fn a_connection_that_prepared_its_statements_survives_an_upgrade() {
+    let schema = TestSchema::new();
+    let provider = schema.builder().pool_size(1).connect().await.expect("provider");
+    provider.get_custom_status("i", 0).await.expect("prepared");
+    let client = schema.client().await;
+    client
+        .batch_execute(
+            "drop function get_custom_status(text, bigint); \
+             create function get_custom_status(p_instance_id text, p_last_seen_version bigint) \
+             returns table (custom_status text, custom_status_version bigint, added integer) \
+             language sql as 'select null::text, 1::bigint, 1 where false'",
+        )
+        .await
+        .expect("another result type");
+    provider
+        .get_custom_status("i", 0)
+        .await
+        .expect("the stale statement is prepared anew");
+}
+
+#[tokio::test]
+async fn verify_accepts_what_apply_deployed_and_names_what_differs() {
+    let schema = TestSchema::new();
+    let verify = || schema.builder().deploy(DeployPolicy::Verify).connect();
+    let client = connect(&schema.url).await;
+
+    let error = verify().await.expect_err("nothing is deployed");
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("is not deployed"), "{error}");
+    let created: bool = client
+        .query_one(
+            "select exists (select from pg_namespace where nspname = $1)",
+            &[&schema.name],
+        )
+        .await
+        .expect("catalog")
+        .get(0);
+    assert!(!created, "verify ran DDL");
+
+    schema.provider().await;
+    verify().await.expect("as deployed");
+
+    let client = schema.client().await;
+    for (change, expected) in [
+        ("drop function list_children(text)", "missing: function list_children"),
+        (
+            "drop index executions_status_idx",
+            "missing: index executions_status_idx",
+        ),
+        ("create table notes (id integer)", "extra: column notes.id, table notes"),
+        (
+            "create function read(p integer) returns void language sql as 'select'",
+            "changed: function read",
+        ),
+        (
+            "alter table history alter event_data drop not null",
+            "changed: column history.event_data",
+        ),
+        (
+            "alter table mailboxes drop column claimed_until",
+            "missing: column mailboxes.claimed_until",
+        ),
+        (
+            "grant execute on function delete_instance(text, boolean) to public",
+            "changed: function delete_instance",
+        ),
+        ("alter function read(text) security invoker", "changed: function read"),
+        (
+            "alter function read(text) set search_path = public",
+            "changed: function read",
+        ),
+        (
+            "create or replace function schema_key() returns integer language sql stable parallel safe as 'select 1'",
+            "changed: function schema_key",
+        ),
+    ] {
+        client.batch_execute("begin").await.expect("begin");
+        client.batch_execute(change).await.expect(change);
+        client.batch_execute("commit").await.expect("commit");
+        let error = verify().await.expect_err(change);
+        assert_eq!(error.kind(), ErrorKind::Schema, "{change}: {error}");
+        assert!(error.to_string().contains(expected), "{change}: {error}");
+        client
+            .batch_execute(&format!("drop schema \"{}\" cascade", schema.name))
+            .await
+            .expect("start over");
+        schema.provider().await;
+    }
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_never_touched() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let client = schema.client().await;
+    let state = "select release || serves_from || functions_digest from deployment";
+
+    client
+        .execute(
+            "update deployment set release = '99.0.0', functions_digest = 'newer'",
+            &[],
+        )
+        .await
+        .expect("a later release that serves us");
+    let before: String = client.query_one(state, &[]).await.expect("state").get(0);
+    for policy in [DeployPolicy::Apply, DeployPolicy::Verify] {
+        let provider = schema.builder().deploy(policy).connect().await.expect("served by it");
+        provider.health_check().await.expect("healthy");
+    }
+    assert_eq!(
+        client.query_one(state, &[]).await.expect("state").get::<_, String>(0),
+        before
+    );
+
+    client
+        .execute("update deployment set serves_from = '98.0.0'", &[])
+        .await
+        .expect("a later release that does not");
+    for policy in [DeployPolicy::Apply, DeployPolicy::Verify] {
+        let error = schema.builder().deploy(policy).connect().await.expect_err("too new");
+        assert_eq!(error.kind(), ErrorKind::NewerSchema);
+        assert!(error.to_string().contains("99.0.0"), "{error}");
+    }
+
+    client
+        .batch_execute(
+            "update deployment set release = '0.1.0', serves_from = '98.0.0'; \
+             insert into schema_history (version, name, applied_on, checksum) values (999, 'later', now()::text, '0')",
+        )
+        .await
+        .expect("a later migration");
+    let error = schema.builder().connect().await.expect_err("too new");
+    assert_eq!(error.kind(), ErrorKind::NewerSchema);
+}
+
+#[tokio::test]
+async fn a_foreign_table_in_the_way_is_named_and_left_alone() {
+    let schema = TestSchema::new();
+    let client = connect(&schema.url).await;
+    client
+        .batch_execute(&format!(
+            "create schema \"{0}\"; create table \"{0}\".history (mine integer); insert into \"{0}\".history values (7)",
+            schema.name
+        ))
+        .await
+        .expect("foreign table");
+    let error = schema.builder().connect().await.expect_err("in the way");
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("\"history\""), "{error}");
+    let kept: i32 = client
+        .query_one(&format!("select mine from \"{}\".history", schema.name), &[])
+        .await
+        .expect("kept")
+        .get(0);
+    assert_eq!(kept, 7);
+}
+
+#[tokio::test]
+async fn a_failed_deployment_leaves_nothing_half_done() {
+    let schema = TestSchema::new();
+    let client = connect(&schema.url).await;
+    // Not a table, so the deployer does not see it coming: the migration itself fails half-way.
+    client
+        .batch_execute(&format!(
+            "create schema \"{0}\"; create sequence \"{0}\".sessions",
+            schema.name
+        ))
+        .await
+        .expect("obstacle");
+    schema.builder().connect().await.expect_err("in the way");
+    let rows = client
+        .query(
+            "select relname::text from pg_class where relnamespace = $1::text::regnamespace and relkind = 'r'",
+            &[&schema.name],
+        )
+        .await
+        .expect("tables");
+    let tables: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(tables.iter().all(|table| table == "schema_history"), "{tables:?}");
+    client
+        .batch_execute(&format!("drop sequence \"{}\".sessions", schema.name))
+        .await
+        .expect("out of the way");
+    schema.provider().await;
+}
+
+#[tokio::test]
+async fn schemas_of_one_database_do_not_meet() {
+    let (one, two) = (TestSchema::new(), TestSchema::new());
+    let (first, second) = (one.provider().await, two.provider().await);
+    first.enqueue_for_orchestrator(start("i"), None).await.expect("enqueue");
+    let short = std::time::Duration::ZERO;
+    let lock = std::time::Duration::from_secs(5);
+    assert!(
+        second
+            .fetch_orchestration_item(lock, short, None)
+            .await
+            .expect("fetch")
+            .is_none()
+    );
+    assert!(
+        first
+            .fetch_orchestration_item(lock, short, None)
+            .await
+            .expect("fetch")
+            .is_some()
+    );
+}
+
+#[tokio::test]
+async fn a_temporary_table_cannot_hijack_a_function() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let client = schema.client().await;
+    client
+        .batch_execute("create temporary table instances (instance_id text, parent_instance_id text)")
+        .await
+        .expect("temporary table");
+    client
+        .execute("insert into pg_temp.instances values ('forged', 'parent')", &[])
+        .await
+        .expect("forged row");
+    let error = client
+        .query(&format!("select \"{}\".get_parent_id('forged')", schema.name), &[])
+        .await
+        .expect_err("the real table has no such instance");
+    assert_eq!(error.code().map(|code| code.code()), Some("DX003"));
+}
+
+pub fn start(instance: &str) -> WorkItem {
+    WorkItem::StartOrchestration {
+        instance: instance.to_string(),
+        orchestration: "Test".to_string(),
+        input: "{}".to_string(),
+        version: Some("1.0.0".to_string()),
+        parent_instance: None,
+        parent_id: None,
+        parent_execution_id: None,
+        execution_id: 1,
+    }
+}
