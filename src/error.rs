@@ -12,8 +12,6 @@ use tokio_postgres::error::SqlState;
 
 /// Raised by the functions when a lease is not (or no longer) the caller's.
 pub(crate) const LEASE_LOST: &str = "DX001";
-/// Raised by the functions when an instance does not exist.
-pub(crate) const NOT_FOUND: &str = "DX003";
 /// Raised when the tree to be deleted changed meanwhile.
 const TREE_CHANGED: &str = "DX006";
 

@@ -139,7 +139,7 @@ begin
             v_next := least(v_next, v_now + c_session_recheck);
         end if;
         lease := null;
-        next_ms := ceil(extract(epoch from v_next - v_now) * 1000);
+        next_ms := ms_between(v_now, v_next);
         return next;
     end if;
 end

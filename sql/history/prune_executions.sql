@@ -58,7 +58,7 @@ begin
      where e.instance_id = t.instance_id
        and e.execution_id = t.execution_id;
     get diagnostics executions_deleted = row_count;
-    instances_processed := cardinality(v_instance_ids);
+    instances_processed := cardinality(v_instance_ids)::bigint;
     return next;
 end
 $$

@@ -39,10 +39,7 @@ begin
            claimed_ids = null,
            claimed_until = null
      where m.instance_id = p_instance_id;
-    if v_next < 'infinity' then
-        return greatest(0, ceil(extract(epoch from v_next - clock_timestamp()) * 1000));
-    end if;
-    return null;
+    return ms_between(clock_timestamp(), v_next);
 end
 $$
 security definer

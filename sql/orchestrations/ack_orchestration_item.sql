@@ -190,11 +190,7 @@ begin
                                  else m.pinned_version end
      where m.instance_id = p_instance_id;
 
-    v_due_at := least(v_due_at, v_next);
-    if v_due_at < 'infinity' then
-        return greatest(0, ceil(extract(epoch from v_due_at - clock_timestamp()) * 1000));
-    end if;
-    return null;
+    return ms_between(clock_timestamp(), least(v_due_at, v_next));
 end
 $$
 security definer

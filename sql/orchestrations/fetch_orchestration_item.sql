@@ -32,9 +32,9 @@ as $$
 declare
     -- A turn takes at most so many messages; the rest make the mailbox due again at its end.
     c_max_messages      constant integer := 1000;
-    c_max_message_bytes constant bigint  := 16 * 1024 * 1024;
+    c_max_message_bytes constant bigint  := 16777216::bigint;
     -- A result row must stay below the protocol's 1 GB.
-    c_max_history_bytes constant bigint  := 900 * 1024 * 1024;
+    c_max_history_bytes constant bigint  := 943718400::bigint;
     -- Mailboxes looked at and found to need no turn, before this call gives up its turn to others.
     c_max_idle_visits   constant integer := 100;
     v_now               timestamptz;
@@ -228,7 +228,7 @@ begin
         instance_id := null;
         lease := null;
         dropped := 0;
-        next_ms := ceil(extract(epoch from v_next - v_now) * 1000);
+        next_ms := ms_between(v_now, v_next);
         return next;
     end if;
 end

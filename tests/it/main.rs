@@ -2,5 +2,7 @@
 //! Each test has a schema of its own, so all of them run in parallel.
 
 mod deployment;
+mod fixtures;
+mod interleavings;
 mod support;
 mod validations;
