@@ -122,7 +122,8 @@ begin
     end loop;
 
     if v_claimed = 0 then
-        select min(h.available_at)
+        -- What is due but locked is being worked on; it is worth another look soon, not now.
+        select min(case when h.available_at <= v_now then v_now + interval '25 ms' else h.available_at end)
           into v_next
           from unnest(v_tags) as t (tag)
          cross join lateral (
@@ -130,11 +131,8 @@ begin
                  from worker_queue as w
                 where w.tag = t.tag
                   and w.session_id = ''
-                  and w.available_at < 'infinity'
                 order by w.available_at
                 limit 1) as h;
-        -- What is due but locked is being worked on; it is worth another look soon, not now.
-        v_next := greatest(v_next, v_now + interval '25 ms');
         if v_sessions then
             v_next := least(v_next, v_now + c_session_recheck);
         end if;

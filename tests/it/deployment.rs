@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use duroxide::providers::{Provider, WorkItem};
+use duroxide::providers::Provider;
 use duroxide_postgres::{DeployPolicy, ErrorKind};
 use tokio_postgres::Client;
 
-use crate::support::{TestSchema, connect};
+use crate::fixtures::start;
+use crate::support::{TestSchema, connect, create_extension};
 
 const DESCRIBE_SCHEMA: &str = include_str!("../../src/deploy/describe_schema.sql");
 
@@ -143,10 +144,7 @@ async fn plpgsql_check_finds_nothing() {
         eprintln!("SKIPPED, NOTHING WAS CHECKED: {advice}");
         return;
     }
-    client
-        .batch_execute("create extension if not exists plpgsql_check schema public")
-        .await
-        .expect("plpgsql_check");
+    create_extension(&client, "plpgsql_check").await;
     let rows = client
         .query(
             "select p.proname::text, c.lineno, c.level, c.message, c.detail \
@@ -474,17 +472,4 @@ async fn a_temporary_table_cannot_hijack_a_function() {
         .await
         .expect_err("the real table has no such instance");
     assert_eq!(error.code().map(|code| code.code()), Some("DX003"));
-}
-
-pub fn start(instance: &str) -> WorkItem {
-    WorkItem::StartOrchestration {
-        instance: instance.to_string(),
-        orchestration: "Test".to_string(),
-        input: "{}".to_string(),
-        version: Some("1.0.0".to_string()),
-        parent_instance: None,
-        parent_id: None,
-        parent_execution_id: None,
-        execution_id: 1,
-    }
 }

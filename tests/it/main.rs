@@ -4,5 +4,10 @@
 mod deployment;
 mod fixtures;
 mod interleavings;
+mod privileges;
+mod random_mix;
+mod round_trips;
+mod outages;
+mod proxy;
 mod support;
 mod validations;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use duroxide_postgres::{Builder, PostgresProvider};
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{Client, Config, NoTls};
 
 /// The server to test against.
 pub fn database_url() -> String {
@@ -33,11 +33,36 @@ pub fn source_of(package: &str) -> PathBuf {
         .expect("the package")
 }
 
+/// The same server and user, another database.
+pub fn with_database(url: &str, database: &str) -> String {
+    if url.contains("://") {
+        let (base, query) = url
+            .split_once('?')
+            .map_or((url, String::new()), |(base, query)| (base, format!("?{query}")));
+        let server = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+        format!("{server}/{database}{query}")
+    } else {
+        format!("{url} dbname={database}")
+    }
+}
+
 /// A plain connection, for looking behind the provider's back.
 pub async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("connect");
     tokio::spawn(connection);
     client
+}
+
+/// Creates an extension; tests that run at once may all want it.
+pub async fn create_extension(client: &Client, name: &str) {
+    client
+        .batch_execute(&format!(
+            "select pg_advisory_lock(hashtext('test extensions')); \
+             create extension if not exists {name} schema public; \
+             select pg_advisory_unlock(hashtext('test extensions'))"
+        ))
+        .await
+        .expect(name);
 }
 
 /// A schema that only this test uses.
@@ -63,6 +88,27 @@ impl TestSchema {
         Arc::new(self.builder().connect().await.expect("provider"))
     }
 
+    /// A role that may use the schema and execute its functions, and nothing else. Has the schema's name.
+    pub async fn create_execute_only_role(&self) {
+        let client = connect(&self.url).await;
+        client
+            .batch_execute(&format!(
+                "create role {0} login password '{0}'; \
+                 grant usage on schema {0} to {0}; \
+                 grant execute on all functions in schema {0} to {0}",
+                self.name
+            ))
+            .await
+            .expect("role");
+    }
+
+    /// The server, as that role.
+    pub fn execute_only_config(&self) -> Config {
+        let mut config: Config = self.url.parse().expect("DATABASE_URL");
+        config.user(&self.name).password(&self.name);
+        config
+    }
+
     /// A connection whose search_path is this schema.
     pub async fn client(&self) -> Client {
         let client = connect(&self.url).await;
@@ -84,7 +130,8 @@ impl Drop for TestSchema {
                 let client = connect(&url).await;
                 client
                     .batch_execute(&format!(
-                        "set lock_timeout = '5s'; set client_min_messages = warning; drop schema if exists \"{name}\" cascade"
+                        "set lock_timeout = '5s'; set client_min_messages = warning; \
+                         drop schema if exists {name} cascade; drop role if exists {name}"
                     ))
                     .await
             })?;

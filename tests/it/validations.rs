@@ -7,18 +7,34 @@ use std::time::Duration;
 use async_trait::async_trait;
 use duroxide::provider_validations::ProviderFactory;
 use duroxide::providers::Provider;
-use duroxide_postgres::PostgresProvider;
+use duroxide_postgres::{Builder, DeployPolicy, PostgresProvider};
 use tokio_postgres::Client;
 
 use crate::support::TestSchema;
 
 /// A fresh schema for each provider: validations that create a second one expect an empty store.
-#[derive(Default)]
 struct Factory {
+    role: Role,
     schemas: Mutex<Vec<Arc<TestSchema>>>,
 }
 
+/// As whom the provider connects.
+#[derive(Clone, Copy)]
+enum Role {
+    /// Deploys the schema itself.
+    Owner,
+    /// Has USAGE on the schema and EXECUTE on its functions, and verifies what the owner deployed.
+    ExecuteOnly,
+}
+
 impl Factory {
+    fn new(role: Role) -> Self {
+        Self {
+            role,
+            schemas: Mutex::default(),
+        }
+    }
+
     fn fresh_schema(&self) -> Arc<TestSchema> {
         let schema = Arc::new(TestSchema::new());
         self.schemas.lock().expect("schemas").push(Arc::clone(&schema));
@@ -31,20 +47,27 @@ impl Factory {
         schema.expect("a provider").client().await
     }
 
-    async fn with_long_poll(&self, long_poll: bool) -> PostgresProvider {
-        self.fresh_schema()
-            .builder()
-            .long_poll(long_poll)
-            .connect()
-            .await
-            .expect("provider")
+    async fn provider(&self, long_poll: bool) -> Arc<PostgresProvider> {
+        let schema = self.fresh_schema();
+        let builder = match self.role {
+            Role::Owner => schema.builder(),
+            Role::ExecuteOnly => {
+                schema.provider().await;
+                schema.create_execute_only_role().await;
+                Builder::from_config(schema.execute_only_config())
+                    .schema(&schema.name)
+                    .pool_size(8)
+                    .deploy(DeployPolicy::Verify)
+            }
+        };
+        Arc::new(builder.long_poll(long_poll).connect().await.expect("provider"))
     }
 }
 
 #[async_trait]
 impl ProviderFactory for Factory {
     async fn create_provider(&self) -> Arc<dyn Provider> {
-        self.fresh_schema().provider().await
+        self.provider(true).await
     }
 
     fn lock_timeout(&self) -> Duration {
@@ -92,9 +115,21 @@ macro_rules! validations {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    validations::$name(&super::Factory::default()).await;
+                    validations::$name(&super::Factory::new(super::Role::Owner)).await;
                 }
             )+
+
+            mod execute_only {
+                use super::validations;
+
+                $(
+                    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                    async fn $name() {
+                        use super::super::{Factory, Role};
+                        validations::$name(&Factory::new(Role::ExecuteOnly)).await;
+                    }
+                )+
+            }
 
             pub(super) const NAMES: &[&str] = &[$(stringify!($name)),+];
         }
@@ -426,48 +461,32 @@ validations! {
 mod long_polling {
     use duroxide::provider_validations::{ProviderFactory, long_polling};
 
-    use super::Factory;
+    use super::{Factory, Role};
 
-    #[tokio::test]
-    async fn test_short_poll_returns_immediately() {
-        let factory = Factory::default();
-        let provider = factory.with_long_poll(false).await;
-        long_polling::test_short_poll_returns_immediately(&provider, factory.short_poll_threshold()).await;
+    macro_rules! long_polling {
+        ($($name:ident: $long_poll:literal $(, $threshold:ident)?;)+) => {
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    for role in [Role::Owner, Role::ExecuteOnly] {
+                        let factory = Factory::new(role);
+                        let provider = factory.provider($long_poll).await;
+                        long_polling::$name(&*provider $(, factory.$threshold())?).await;
+                    }
+                }
+            )+
+
+            pub(super) const NAMES: &[&str] = &[$(stringify!($name)),+];
+        };
     }
 
-    #[tokio::test]
-    async fn test_short_poll_work_item_returns_immediately() {
-        let factory = Factory::default();
-        let provider = factory.with_long_poll(false).await;
-        long_polling::test_short_poll_work_item_returns_immediately(&provider, factory.short_poll_threshold()).await;
+    long_polling! {
+        test_short_poll_returns_immediately: false, short_poll_threshold;
+        test_short_poll_work_item_returns_immediately: false, short_poll_threshold;
+        test_long_poll_waits_for_timeout: true;
+        test_long_poll_work_item_waits_for_timeout: true;
+        test_fetch_respects_timeout_upper_bound: true;
     }
-
-    #[tokio::test]
-    async fn test_long_poll_waits_for_timeout() {
-        let factory = Factory::default();
-        long_polling::test_long_poll_waits_for_timeout(&factory.with_long_poll(true).await).await;
-    }
-
-    #[tokio::test]
-    async fn test_long_poll_work_item_waits_for_timeout() {
-        let factory = Factory::default();
-        long_polling::test_long_poll_work_item_waits_for_timeout(&factory.with_long_poll(true).await).await;
-    }
-
-    #[tokio::test]
-    async fn test_fetch_respects_timeout_upper_bound() {
-        let factory = Factory::default();
-        long_polling::test_fetch_respects_timeout_upper_bound(&factory.with_long_poll(true).await).await;
-        long_polling::test_fetch_respects_timeout_upper_bound(&factory.with_long_poll(false).await).await;
-    }
-
-    pub(super) const NAMES: &[&str] = &[
-        "test_short_poll_returns_immediately",
-        "test_short_poll_work_item_returns_immediately",
-        "test_long_poll_waits_for_timeout",
-        "test_long_poll_work_item_waits_for_timeout",
-        "test_fetch_respects_timeout_upper_bound",
-    ];
 }
 
 /// The one validation with an argument: executions stamped by the release before the current queue semantics, and by
@@ -475,16 +494,16 @@ mod long_polling {
 mod transition_delivery {
     use duroxide::provider_validations::race_replay;
 
-    use super::Factory;
+    use super::{Factory, Role};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn test_continue_as_new_transition_delivery_0_1_30() {
-        race_replay::test_continue_as_new_transition_delivery(&Factory::default(), "0.1.30").await;
+        race_replay::test_continue_as_new_transition_delivery(&Factory::new(Role::Owner), "0.1.30").await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn test_continue_as_new_transition_delivery_0_1_31() {
-        race_replay::test_continue_as_new_transition_delivery(&Factory::default(), "0.1.31").await;
+        race_replay::test_continue_as_new_transition_delivery(&Factory::new(Role::ExecuteOnly), "0.1.31").await;
     }
 
     pub(super) const NAMES: &[&str] = &["test_continue_as_new_transition_delivery"];

@@ -1,0 +1,181 @@
+//! The retry of an ack succeeds only for what that very call has committed. If somebody else's ack with the same token
+//! came first, it fails, and nothing of it is committed.
+
+use std::future::Future;
+
+use duroxide::providers::{Provider, ProviderError, WorkItem};
+use duroxide_postgres::PostgresProvider;
+
+use super::{ACTIVITY, INSTANCE, LEASE, Locker, OTHER, World};
+use crate::fixtures::{self, Ack};
+
+/// Who acks in between.
+#[derive(Clone, Copy)]
+enum By {
+    TheSameProcess,
+    AnotherProcess,
+}
+
+/// Makes a call, kills its backend before the commit, and lets another call with the same token commit before the
+/// first one is retried. Returns what became of the first.
+async fn overtake<F: Future<Output = Result<(), ProviderError>>>(
+    world: &World,
+    by: By,
+    (function, table): (&str, &str),
+    call: impl AsyncFn(&PostgresProvider, &str) -> Result<(), ProviderError>,
+    first: F,
+) -> ProviderError {
+    let other = match by {
+        By::TheSameProcess => (*world.provider).clone(),
+        By::AnotherProcess => world.schema.builder().connect().await.expect("provider"),
+    };
+    let called = format!(".{function}(");
+    let locker = Locker::lock(world, table, INSTANCE).await;
+    let overtaking = async {
+        let waiter = locker.waiter(world, &[]).await;
+        let mut retry = world.proxy.hold_request_of(&called);
+        world.terminate(waiter).await;
+        retry.wait().await;
+        locker.unlock().await;
+        call(&other, "second").await.expect("the second call");
+        retry.release();
+    };
+    let (result, ()) = tokio::join!(first, overtaking);
+    result.expect_err("the lease is gone")
+}
+
+fn assert_lease_lost(error: &ProviderError) {
+    assert!(!error.is_retryable(), "{error}");
+    assert!(error.message.contains("DX001"), "{error}");
+}
+
+/// The ack of a first turn that says who made it.
+async fn ack_turn(provider: &PostgresProvider, token: &str, by: &str) -> Result<(), ProviderError> {
+    let ack = Ack {
+        events: vec![fixtures::started(INSTANCE)],
+        messages: vec![fixtures::raised(OTHER, by)],
+        metadata: fixtures::named(),
+        ..Ack::default()
+    };
+    fixtures::ack(provider, token, ack).await
+}
+
+async fn ack_late_turn(provider: &PostgresProvider, token: &str, by: &str) -> Result<(), ProviderError> {
+    let ack = Ack {
+        messages: vec![fixtures::raised(OTHER, by)],
+        ..Ack::default()
+    };
+    fixtures::ack(provider, token, ack).await
+}
+
+async fn ack_activity(provider: &PostgresProvider, token: &str, by: &str) -> Result<(), ProviderError> {
+    let completion = WorkItem::ActivityCompleted {
+        instance: INSTANCE.to_string(),
+        execution_id: 1,
+        id: ACTIVITY,
+        result: by.to_string(),
+    };
+    provider.ack_work_item(token, Some(completion)).await
+}
+
+/// The messages of an instance that name the first or the second call.
+async fn messages(world: &World, instance: &str) -> (i64, i64) {
+    let count = async |by: &str| {
+        world
+            .number(
+                "select count(*) from orchestrator_queue where instance_id = $1 and work_item like '%' || $2 || '%'",
+                &[&instance, &by],
+            )
+            .await
+    };
+    (count("first").await, count("second").await)
+}
+
+async fn turn(by: By) {
+    let world = World::new().await;
+    let token = world.turn(INSTANCE, LEASE).await;
+    let error = overtake(
+        &world,
+        by,
+        ("ack_orchestration_item", "mailboxes"),
+        async |provider, by| ack_turn(provider, &token, by).await,
+        ack_turn(&world.provider, &token, "first"),
+    )
+    .await;
+    assert_lease_lost(&error);
+    assert_eq!(messages(&world, OTHER).await, (0, 1));
+    assert_eq!(world.rows("history", INSTANCE).await, 1);
+}
+
+async fn turn_without_events(by: By) {
+    let world = World::new().await;
+    let token = world.late_turn(INSTANCE, LEASE).await;
+    let error = overtake(
+        &world,
+        by,
+        ("ack_orchestration_item", "mailboxes"),
+        async |provider, by| ack_late_turn(provider, &token, by).await,
+        ack_late_turn(&world.provider, &token, "first"),
+    )
+    .await;
+    assert_lease_lost(&error);
+    assert_eq!(messages(&world, OTHER).await, (0, 1));
+}
+
+async fn activity(by: By) {
+    let world = World::new().await;
+    let token = world.activity(INSTANCE, LEASE).await;
+    let error = overtake(
+        &world,
+        by,
+        ("ack_work_item", "worker_queue"),
+        async |provider, by| ack_activity(provider, &token, by).await,
+        ack_activity(&world.provider, &token, "first"),
+    )
+    .await;
+    assert_lease_lost(&error);
+    assert_eq!(messages(&world, INSTANCE).await, (0, 1));
+}
+
+macro_rules! superseded {
+    ($($name:ident,)+) => {
+        $(
+            mod $name {
+                use super::By;
+
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn by_the_same_process() {
+                    super::$name(By::TheSameProcess).await;
+                }
+
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn by_another_process() {
+                    super::$name(By::AnotherProcess).await;
+                }
+            }
+        )+
+    };
+}
+
+superseded! {
+    turn,
+    turn_without_events,
+    activity,
+}
+
+/// Without any outage.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_ack_with_the_same_token_fails() {
+    let world = World::new().await;
+    let token = world.turn(INSTANCE, LEASE).await;
+    ack_turn(&world.provider, &token, "first").await.expect("ack");
+    // The very same content: another call all the same.
+    let error = ack_turn(&world.provider, &token, "first").await.expect_err("acked");
+    assert_lease_lost(&error);
+    assert_eq!(messages(&world, OTHER).await, (1, 0));
+
+    let token = world.activity("with an activity", LEASE).await;
+    world.provider.ack_work_item(&token, None).await.expect("ack");
+    let error = world.provider.ack_work_item(&token, None).await.expect_err("acked");
+    assert_lease_lost(&error);
+}
