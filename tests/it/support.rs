@@ -53,6 +53,24 @@ pub async fn connect(url: &str) -> Client {
     client
 }
 
+/// Whether the server has an extension that a test needs. Without it the test is skipped, loudly, and never in CI.
+pub async fn has_extension(client: &Client, name: &str) -> bool {
+    let available: bool = client
+        .query_one(
+            "select exists (select from pg_available_extensions where name = $1)",
+            &[&name],
+        )
+        .await
+        .expect("extensions")
+        .get(0);
+    if !available {
+        let advice = format!("the extension {name} is not installed on this server");
+        assert!(std::env::var_os("CI").is_none(), "{advice}");
+        eprintln!("SKIPPED, NOTHING WAS TESTED: {advice}");
+    }
+    available
+}
+
 /// Creates an extension; tests that run at once may all want it.
 pub async fn create_extension(client: &Client, name: &str) {
     client

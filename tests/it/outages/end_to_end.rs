@@ -85,14 +85,22 @@ async fn outages_in_the_middle_of_everything() {
         worker_lock_timeout: LEASE,
         ..RuntimeOptions::default()
     };
-    let runtime =
-        Runtime::start_with_options(world.provider.clone(), activities(&seen, long), orchestrations(), options).await;
+    let runtime = Runtime::start_with_options(
+        world.provider.clone(),
+        activities(&seen, long),
+        orchestrations(),
+        options,
+    )
+    .await;
 
     // Around the proxy: what is tested is the runtime's provider.
     let observer = world.schema.provider().await;
     let client = Client::new(observer.clone());
     let mut instances: Vec<String> = (0..CHAINS).map(|number| format!("chain-{number}")).collect();
-    client.start_orchestration("long", "Wait", "waited").await.expect("start");
+    client
+        .start_orchestration("long", "Wait", "waited")
+        .await
+        .expect("start");
     for instance in &instances {
         client.start_orchestration(instance, "Chain", "").await.expect("start");
     }
@@ -108,7 +116,10 @@ async fn outages_in_the_middle_of_everything() {
         world.proxy.set(mode).await;
         tokio::time::sleep(OUTAGE).await;
         world.proxy.set(Mode::Pass).await;
-        super::eventually("work goes on", || async { (running().await > before + CHAINS).then_some(()) }).await;
+        super::eventually("work goes on", || async {
+            (running().await > before + CHAINS).then_some(())
+        })
+        .await;
     }
 
     for instance in &instances {
@@ -137,7 +148,10 @@ async fn outages_in_the_middle_of_everything() {
         }
         let steps = if instance == "long" { 1 } else { STEPS };
         assert_eq!(completions.len(), steps, "{instance}");
-        assert!(completions.values().all(|count| *count == 1), "{instance}: {completions:?}");
+        assert!(
+            completions.values().all(|count| *count == 1),
+            "{instance}: {completions:?}"
+        );
     }
     assert_eq!(world.number("select count(*) from worker_queue", &[]).await, 0);
     runtime.shutdown(Some(5_000)).await;

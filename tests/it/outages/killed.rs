@@ -119,9 +119,7 @@ async fn ack_of_a_turn(kill: Kill) {
     );
     assert_eq!(world.rows("orchestrator_queue", OTHER).await, 1);
     assert_eq!(
-        world
-            .number("select custom_status_version from instances", &[])
-            .await,
+        world.number("select custom_status_version from instances", &[]).await,
         1
     );
     assert_eq!(world.lease_left("mailboxes").await, None);

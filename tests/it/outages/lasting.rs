@@ -63,9 +63,7 @@ async fn ride_out(mode: Mode) {
             .provider
             .renew_orchestration_item_lock(&leases.renewed_turn, 4 * LEASE),
         ack_activity(&world, &leases.acked_activity, "acked activity"),
-        world
-            .provider
-            .renew_work_item_lock(&leases.renewed_activity, 4 * LEASE),
+        world.provider.renew_work_item_lock(&leases.renewed_activity, 4 * LEASE),
         outage
     );
     assert!(began.elapsed() >= OUTAGE, "there was no outage");
@@ -115,9 +113,7 @@ async fn connections_that_died_silently() {
             .provider
             .renew_orchestration_item_lock(&leases.renewed_turn, 4 * LEASE),
         ack_activity(&world, &leases.acked_activity, "acked activity"),
-        world
-            .provider
-            .renew_work_item_lock(&leases.renewed_activity, 4 * LEASE),
+        world.provider.renew_work_item_lock(&leases.renewed_activity, 4 * LEASE),
     );
     acked_turn.expect("ack of a turn");
     renewed_turn.expect("renewal of a turn");
@@ -185,12 +181,7 @@ impl On {
 }
 
 /// A call that must fail, but not before the lease has ended by the database's clock; then somebody else gets the item.
-async fn outlast(
-    on: On,
-    mode: Mode,
-    lease: Duration,
-    call: impl AsyncFn(&World, &str) -> Result<(), ProviderError>,
-) {
+async fn outlast(on: On, mode: Mode, lease: Duration, call: impl AsyncFn(&World, &str) -> Result<(), ProviderError>) {
     let world = World::new().await;
     let token = on.take(&world, lease).await;
     let granted = Instant::now();

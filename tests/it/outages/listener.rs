@@ -80,7 +80,10 @@ async fn work_arrives_while_nobody_can_listen() {
     .await;
     world.proxy.forbid("listen ");
     world.terminate(first).await;
-    eventually("nobody listens", || async { listener(&world).await.is_none().then_some(()) }).await;
+    eventually("nobody listens", || async {
+        listener(&world).await.is_none().then_some(())
+    })
+    .await;
     other
         .enqueue_for_orchestrator(fixtures::start("waited for"), None)
         .await
