@@ -18,4 +18,7 @@ begin
 end
 $$
 security definer
-set search_path from current;
+set search_path from current
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off;

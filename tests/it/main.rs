@@ -6,6 +6,7 @@ mod deployment;
 mod fixtures;
 mod interleavings;
 mod outages;
+mod plans;
 mod privileges;
 mod proxy;
 mod random_mix;

@@ -1,0 +1,328 @@
+//! The plans of the hot functions on big tables: what each statement inside them really did, as auto_explain reports it.
+
+use std::sync::{Arc, Mutex};
+
+use duroxide::providers::WorkItem;
+use futures_util::future::poll_fn;
+use serde_json::Value;
+use tokio_postgres::{AsyncMessage, Client, NoTls};
+use uuid::Uuid;
+
+use crate::fixtures::{activity, completed, raised, routed_activity, scheduled};
+use crate::support::TestSchema;
+
+/// The most rows a node may visit, and the most pages a statement may touch.
+const MAX_ROWS: f64 = 300.0;
+const MAX_PAGES: f64 = 600.0;
+
+/// A database that has been in use for a while.
+const HISTORY_OF_A_BUSY_YEAR: &str = "
+    -- 100,000 instances at rest, with a million events.
+    insert into mailboxes (instance_id, available_at, pinned_version)
+    select 'idle-' || n, 'infinity', 64 from generate_series(1, 100000) as n;
+    insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at)
+    select 'idle-' || n, 'Test', '1.0.0', 1, now(), now() from generate_series(1, 100000) as n;
+    insert into executions (instance_id, execution_id, status, started_at)
+    select 'idle-' || n, 1, 'Running', now() from generate_series(1, 100000) as n;
+    insert into history (instance_id, execution_id, event_id, event_data)
+    select 'idle-' || n, 1, e, '{}' from generate_series(1, 100000) as n, generate_series(1, 10) as e;
+    -- 100,000 timers of other instances, due later.
+    insert into mailboxes (instance_id, available_at, pinned_version)
+    select 'timer-' || n, now() + n * interval '1 s' + interval '1 hour', 64 from generate_series(1, 100000) as n;
+    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+    select 'timer-' || n, now() + n * interval '1 s' + interval '1 hour', 'm', '{}' from generate_series(1, 100000) as n;
+    -- One instance in the middle of a turn, with 20,000 messages waiting behind it, and 10,000 timers of its own.
+    insert into mailboxes (instance_id, available_at, pinned_version, lease, claimed_ids, claimed_until)
+    values ('locked', now() + interval '1 hour', 64, gen_random_uuid(), '{}', now());
+    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+    select 'locked', now() - interval '1 s', 'm', '{}' from generate_series(1, 20000);
+    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+    select 'target', now() + interval '1 hour', 'm', '{}' from generate_series(1, 10000);
+    -- 50,000 instances due, but pinned to versions that this node cannot replay.
+    insert into mailboxes (instance_id, available_at, pinned_version)
+    select 'foreign-' || n, now() - interval '1 hour', 1000000 + n % 3 from generate_series(1, 50000) as n;
+    -- 100,000 activities for other tags, and 20,000 of sessions that others own.
+    insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
+    select 'idle-' || n, 1, 2, now() - interval '1 hour', '#gpu', '', '{}' from generate_series(1, 100000) as n;
+    insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
+    select 'idle-' || n, 1, 3, now() - interval '1 hour', '', '#s' || n % 20, '{}' from generate_series(1, 20000) as n;
+    insert into sessions (session_id, owner_id, locked_until, last_activity_at)
+    select '#s' || n, 'other', now() + interval '1 hour', now() from generate_series(0, 19) as n;
+    insert into worker_queue (instance_id, execution_id, activity_id, available_at, lease, tag, session_id, work_item)
+    select 'idle-' || n, 1, 4, now() + interval '1 hour', gen_random_uuid(), '', '', '{}' from generate_series(1, 5000) as n;
+    -- The instance under test.
+    insert into mailboxes (instance_id, available_at, pinned_version) values ('target', 'infinity', 64);
+    insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at)
+    values ('target', 'Test', '1.0.0', 1, now(), now());
+    insert into executions (instance_id, execution_id, status, started_at) values ('target', 1, 'Running', now());
+    insert into history (instance_id, execution_id, event_id, event_data) select 'target', 1, e, '{}' from generate_series(1, 50) as e;
+";
+
+/// A connection that reports the plan of every statement, those inside functions too.
+struct Explained {
+    client: Client,
+    plans: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Explained {
+    async fn new(schema: &TestSchema) -> Self {
+        let (client, mut connection) = tokio_postgres::connect(&schema.url, NoTls).await.expect("connect");
+        let plans = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&plans);
+        tokio::spawn(async move {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+                if let AsyncMessage::Notice(notice) = message
+                    && let Some((_, plan)) = notice.message().split_once("plan:")
+                {
+                    let plan = serde_json::from_str(plan).expect("a plan");
+                    sink.lock().expect("plans").push(plan);
+                }
+            }
+        });
+        client
+            .batch_execute(&format!(
+                "load 'auto_explain'; set search_path = {}; set auto_explain.log_min_duration = 0; \
+                 set auto_explain.log_nested_statements = on; set auto_explain.log_analyze = on; \
+                 set auto_explain.log_buffers = on; set auto_explain.log_format = json; \
+                 set auto_explain.log_level = notice; set client_min_messages = notice",
+                schema.name
+            ))
+            .await
+            .expect("auto_explain");
+        Self { client, plans }
+    }
+
+    /// Runs a call twice (the second with warm plans) and judges what the second did.
+    async fn judge(
+        &self,
+        name: &str,
+        call: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Vec<String> {
+        self.plans.lock().expect("plans").clear();
+        self.client
+            .query(call, parameters)
+            .await
+            .unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        let plans = std::mem::take(&mut *self.plans.lock().expect("plans"));
+        assert!(
+            plans.len() > 1,
+            "{name}: {} plans: auto_explain did not see the function",
+            plans.len()
+        );
+        let mut faults = Vec::new();
+        for plan in &plans {
+            let text = plan["Query Text"].as_str().unwrap_or_default();
+            if text == call {
+                continue;
+            }
+            let shown: String = text
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+                .chars()
+                .take(100)
+                .collect();
+            let root = &plan["Plan"];
+            let pages = number(root, "Shared Hit Blocks") + number(root, "Shared Read Blocks");
+            if pages > MAX_PAGES {
+                faults.push(format!("{name}: {pages} pages: {shown}"));
+            }
+            visit(root, &mut |node| {
+                let kind = node["Node Type"].as_str().unwrap_or_default();
+                let rows = (number(node, "Actual Rows")
+                    + number(node, "Rows Removed by Filter")
+                    + number(node, "Rows Removed by Index Recheck"))
+                    * number(node, "Actual Loops");
+                if kind == "Seq Scan" {
+                    faults.push(format!("{name}: sequential scan of {}: {shown}", node["Relation Name"]));
+                }
+                if rows > MAX_ROWS {
+                    faults.push(format!("{name}: {rows} rows in {kind}: {shown}"));
+                }
+            });
+        }
+        faults
+    }
+}
+
+fn number(node: &Value, key: &str) -> f64 {
+    node[key].as_f64().unwrap_or(0.0)
+}
+
+fn visit(node: &Value, look: &mut impl FnMut(&Value)) {
+    look(node);
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        visit(child, look);
+    }
+}
+
+fn json(item: &WorkItem) -> String {
+    serde_json::to_string(item).expect("JSON")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hot_functions_touch_few_rows_on_big_tables() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let setup = schema.client().await;
+    setup.batch_execute(HISTORY_OF_A_BUSY_YEAR).await.expect("a busy year");
+    setup.batch_execute("analyze").await.expect("analyze");
+    let explained = Explained::new(&schema).await;
+    let mut faults = Vec::new();
+    // Two rounds: plans are cached by then, as generic plans.
+    for round in 0..2_i64 {
+        faults.clear();
+        faults.extend(enqueue(&explained).await);
+        faults.extend(run_turn(&explained, round).await);
+        faults.extend(run_activity(&explained, round).await);
+        faults.extend(
+            explained
+                .judge(
+                    "fetch_orchestration_item, empty",
+                    "select * from fetch_orchestration_item(30000, 0, 999999, 1)",
+                    &[],
+                )
+                .await,
+        );
+        for (name, call) in [
+            ("read", "select * from read('target')"),
+            ("get_custom_status", "select * from get_custom_status('target', -1)"),
+            ("get_kv_value", "select * from get_kv_value('target', 'k')"),
+            ("get_kv_all_values", "select * from get_kv_all_values('target')"),
+            ("get_instance_info", "select * from get_instance_info('target')"),
+            ("get_parent_id", "select * from get_parent_id('target')"),
+            ("list_children", "select * from list_children('target')"),
+            ("get_instance_tree", "select * from get_instance_tree(array['target'])"),
+            (
+                "renew_session_lock",
+                "select * from renew_session_lock(array['me'], 1000, 1000)",
+            ),
+        ] {
+            faults.extend(explained.judge(name, call, &[]).await);
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+async fn enqueue(explained: &Explained) -> Vec<String> {
+    let mut faults = Vec::new();
+    // To an instance at rest, to one in the middle of a turn, to a new one.
+    for instance in ["target", "locked", "new"] {
+        faults.extend(
+            explained
+                .judge(
+                    &format!("enqueue_for_orchestrator to {instance}"),
+                    "select * from enqueue_for_orchestrator(array[$1], array['m']::\"char\"[], array[$2], array[null]::bigint[], \
+                     array[null]::bigint[])",
+                    &[&instance, &json(&raised(instance, "x"))],
+                )
+                .await,
+        );
+    }
+    faults
+}
+
+async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
+    // 999999: just below the versions that this node cannot replay.
+    let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 1)";
+    let mut faults = explained.judge("fetch_orchestration_item", fetch, &[]).await;
+    let lease = leased(explained, "mailboxes", "target").await;
+    for (name, call) in [
+        (
+            "renew_orchestration_item_lock",
+            "select * from renew_orchestration_item_lock('target', $1, 30000)",
+        ),
+        (
+            "abandon_orchestration_item",
+            "select * from abandon_orchestration_item('target', $1, null, true)",
+        ),
+    ] {
+        faults.extend(explained.judge(name, call, &[&lease]).await);
+    }
+    explained.client.query(fetch, &[]).await.expect("fetch");
+    let lease = leased(explained, "mailboxes", "target").await;
+    faults.extend(
+        explained
+            .judge(
+                "ack_orchestration_item",
+                "select * from ack_orchestration_item('target', $1, gen_random_uuid(), 1, array[$2::bigint], array[$3], \
+                 null, null, 'Test', '1.0.0', null, null, true, 'status', false, array['k'], array['v'], \
+                 array[1]::bigint[], array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], \
+                 array[$4], array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
+                 array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], array[null, 1, null]::bigint[], \
+                 array['{}', '{}', '{}'])",
+                &[
+                    &lease,
+                    &(100 + round),
+                    &serde_json::to_string(&scheduled("target", 2)).expect("JSON"),
+                    &json(&activity("target", 7)),
+                ],
+            )
+            .await,
+    );
+    faults
+}
+
+async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
+    let mut faults = explained
+        .judge(
+            "enqueue_for_worker",
+            "select * from enqueue_for_worker(array['target'], array[1]::bigint[], array[$1::bigint], array[''], array['#mine'], \
+             array[$2])",
+            &[
+                &(50 + round),
+                &json(&routed_activity("target", 50, None, Some("mine"))),
+            ],
+        )
+        .await;
+    // Any tag; as an owner of sessions, and without.
+    for call in [
+        "select * from fetch_work_item(30000, array[''], null, 0, '', 1)",
+        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, '', 1)",
+        "select * from fetch_work_item(30000, null, 'me', 30000, '', 1)",
+        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, '', 1)",
+    ] {
+        faults.extend(explained.judge(call, call, &[]).await);
+    }
+    let row = explained
+        .client
+        .query_one(
+            "select id, lease, activity_id from worker_queue where instance_id = 'target' and lease is not null limit 1",
+            &[],
+        )
+        .await
+        .expect("a leased activity");
+    let (id, lease, activity_id): (i64, Uuid, i64) = (row.get(0), row.get(1), row.get(2));
+    faults.extend(
+        explained
+            .judge(
+                "renew_work_item_lock",
+                "select * from renew_work_item_lock('target', 1, $1, $2, $3, 30000)",
+                &[&activity_id, &id, &lease],
+            )
+            .await,
+    );
+    faults.extend(
+        explained
+            .judge(
+                "ack_work_item",
+                "select * from ack_work_item('target', 1, $1, $2, $3, 'target', $4)",
+                &[&activity_id, &id, &lease, &json(&completed("target", 7))],
+            )
+            .await,
+    );
+    faults
+}
+
+async fn leased(explained: &Explained, table: &str, instance: &str) -> Uuid {
+    explained
+        .client
+        .query_one(
+            &format!("select lease from {table} where instance_id = $1"),
+            &[&instance],
+        )
+        .await
+        .expect("a lease")
+        .get(0)
+}
