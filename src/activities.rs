@@ -116,7 +116,7 @@ impl Inner {
             *self.last_session.lock().unwrap_or_else(PoisonError::into_inner) = session;
         }
         // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
-        let item = item.map_err(|error| {
+        let item = (*item).map_err(|error| {
             ProviderError::permanent(
                 OPERATION,
                 format!(
@@ -259,7 +259,7 @@ enum Fetched {
         token: ActivityToken,
         session: String,
         attempt_count: u32,
-        item: Result<WorkItem, String>,
+        item: Box<Result<WorkItem, String>>,
     },
     Nothing {
         next: Option<Duration>,
@@ -289,7 +289,7 @@ impl Fetched {
             },
             session: row.try_get("session_id")?,
             attempt_count: u32::try_from(attempt_count).unwrap_or(u32::MAX),
-            item,
+            item: Box::new(item),
         })
     }
 }

@@ -206,6 +206,9 @@ fn open(mut config: Config, tls: &dyn Tls, pool_size: usize) -> Result<(Pool, Op
     if config.get_tcp_user_timeout().is_none() {
         config.tcp_user_timeout(TCP_USER_TIMEOUT);
     }
+    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        return Err(Error::new(ErrorKind::Config, "the connection string names no host"));
+    }
     let server = server_name(&config);
     let pool = Pool::builder(tls.manager(config.clone()))
         .max_size(pool_size)

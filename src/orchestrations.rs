@@ -74,7 +74,7 @@ impl Inner {
                 Fetched::Turn { lease, turn } => {
                     self.leases.extended(lease, lock_timeout);
                     let token = turn.1.clone();
-                    return Ok(Look::Granted(Granted::new(self, Queue::Orchestrator, token, turn)));
+                    return Ok(Look::Granted(Granted::new(self, Queue::Orchestrator, token, *turn)));
                 }
                 Fetched::Dropped { instance_id, count } => warn!(
                     instance = instance_id,
@@ -296,7 +296,7 @@ fn first_column(rows: &[Row]) -> Option<i64> {
 
 /// One row of `fetch_orchestration_item`.
 enum Fetched {
-    Turn { lease: Uuid, turn: Turn },
+    Turn { lease: Uuid, turn: Box<Turn> },
     Dropped { instance_id: String, count: i32 },
     Nothing { next: Option<Duration> },
 }
@@ -368,11 +368,11 @@ fn decode_fetched(row: &Row) -> Result<Fetched, tokio_postgres::Error> {
     };
     Ok(Fetched::Turn {
         lease,
-        turn: (
+        turn: Box::new((
             item,
             token.to_string(),
             u32::try_from(attempt_count).unwrap_or(u32::MAX),
-        ),
+        )),
     })
 }
 

@@ -146,7 +146,7 @@ fn latest_migration() -> i32 {
         .iter()
         .map(|migration| migration.version())
         .max()
-        .map_or(0, |version| version as i32)
+        .unwrap_or(0)
 }
 
 async fn verify(pool: &Pool, schema: &SchemaName, found: Option<Deployment>) -> Result<(), Error> {

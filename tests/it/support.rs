@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use duroxide_postgres::{Builder, PostgresProvider};
+use serde_json::Value;
 use tokio_postgres::{Client, Config, NoTls};
 
 /// The server to test against.
@@ -14,16 +15,20 @@ pub fn database_url() -> String {
     )
 }
 
-/// Where cargo keeps the source of a dependency.
-pub fn source_of(package: &str) -> PathBuf {
+/// What `cargo metadata` says about this package and its dependencies.
+pub fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--offline"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo metadata");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    metadata["packages"]
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// Where cargo keeps the source of a package.
+pub fn source_of(package: &str) -> PathBuf {
+    metadata()["packages"]
         .as_array()
         .expect("packages")
         .iter()
