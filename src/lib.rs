@@ -19,6 +19,7 @@ mod provider;
 mod schema_name;
 mod sessions;
 mod token;
+mod turn;
 mod wake;
 mod work_item;
 

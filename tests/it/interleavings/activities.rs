@@ -1,0 +1,152 @@
+//! Activities and sessions.
+
+use duroxide::providers::{Provider, SessionFetchConfig, TagFilter};
+
+use super::{Stage, WORKER_ROWS, assert_lost};
+use crate::fixtures::{LOCK, NOW, activity, completed, create, ending, raised, routed_activity, turn, work};
+
+#[tokio::test]
+async fn a_worker_renewal_after_an_ack_or_abandon_it_waited_for_fails() {
+    let stage = Stage::new().await;
+    for end in ["ack", "abandon"] {
+        stage
+            .provider
+            .enqueue_for_worker(activity(end, 1))
+            .await
+            .expect("enqueue");
+        let (_, token, _) = work(&*stage.provider, LOCK).await;
+        stage.hold(WORKER_ROWS, end).await;
+        let (provider, ended) = (stage.provider(), token.clone());
+        let ending = stage
+            .waiting(1, async move {
+                if end == "ack" {
+                    provider.ack_work_item(&ended, Some(completed(end, 1))).await
+                } else {
+                    provider.abandon_work_item(&ended, Some(LOCK), false).await
+                }
+            })
+            .await;
+        let provider = stage.provider();
+        let renewal = stage
+            .waiting(2, async move { provider.renew_work_item_lock(&token, LOCK).await })
+            .await;
+        stage.let_go().await;
+        ending.await.expect("task").expect("the lease ends");
+        assert_lost(renewal.await.expect("task"));
+    }
+    assert_eq!(stage.count("select count(*) from orchestrator_queue").await, 1);
+}
+
+#[tokio::test]
+async fn an_activity_ack_whose_lease_expires_while_it_waits_delivers_nothing() {
+    let stage = Stage::new().await;
+    stage
+        .provider
+        .enqueue_for_worker(activity("i", 1))
+        .await
+        .expect("enqueue");
+    let (_, token, _) = work(&*stage.provider, LOCK).await;
+    stage.hold(WORKER_ROWS, "i").await;
+    let provider = stage.provider();
+    let late = stage
+        .waiting(1, async move {
+            provider.ack_work_item(&token, Some(completed("i", 1))).await
+        })
+        .await;
+    stage.expire_activity("i").await;
+    stage.let_go().await;
+    assert_lost(late.await.expect("task"));
+    assert_eq!(stage.count("select count(*) from orchestrator_queue").await, 0);
+    let (_, _, attempts) = work(&*stage.provider, LOCK).await;
+    assert_eq!(attempts, 2);
+}
+
+/// A turn cancels an activity while its worker acks it: whoever comes second finds nothing.
+#[tokio::test]
+async fn a_cancellation_wins_over_the_activity_ack_behind_it() {
+    let stage = Stage::new().await;
+    create(&*stage.provider, "i").await;
+    stage
+        .provider
+        .enqueue_for_worker(activity("i", 7))
+        .await
+        .expect("enqueue");
+    let (_, work_token, _) = work(&*stage.provider, LOCK).await;
+    stage
+        .provider
+        .enqueue_for_orchestrator(raised("i", "x"), None)
+        .await
+        .expect("enqueue");
+    let (_, turn_token, _) = turn(&*stage.provider, LOCK).await;
+
+    stage.hold(WORKER_ROWS, "i").await;
+    let provider = stage.provider();
+    let cancelling = stage
+        .waiting(1, async move {
+            provider
+                .ack_orchestration_item(
+                    &turn_token,
+                    1,
+                    vec![],
+                    vec![],
+                    vec![],
+                    ending("Completed"),
+                    vec![duroxide::providers::ScheduledActivityIdentifier {
+                        instance: "i".to_string(),
+                        execution_id: 1,
+                        activity_id: 7,
+                    }],
+                )
+                .await
+        })
+        .await;
+    let provider = stage.provider();
+    let acking = stage
+        .waiting(2, async move {
+            provider.ack_work_item(&work_token, Some(completed("i", 7))).await
+        })
+        .await;
+    stage.let_go().await;
+    cancelling.await.expect("task").expect("the turn commits");
+    assert_lost(acking.await.expect("task"));
+    assert_eq!(stage.count("select count(*) from worker_queue").await, 0);
+    assert_eq!(stage.count("select count(*) from orchestrator_queue").await, 0);
+}
+
+/// Two workers claim the first activities of one session at once: one gets the session, the other nothing of it.
+#[tokio::test]
+async fn a_session_is_claimed_once() {
+    let stage = Stage::new().await;
+    for round in 0..10 {
+        for id in 0..8 {
+            let item = routed_activity(&format!("i{round}"), id, None, Some(&format!("s{round}")));
+            stage.provider.enqueue_for_worker(item).await.expect("enqueue");
+        }
+        let fetches: Vec<_> = (0..8)
+            .map(|worker| {
+                let provider = stage.provider();
+                tokio::spawn(async move {
+                    let session = SessionFetchConfig {
+                        owner_id: format!("worker-{worker}"),
+                        lock_timeout: LOCK,
+                    };
+                    let found = provider
+                        .fetch_work_item(LOCK, NOW, Some(&session), &TagFilter::DefaultOnly)
+                        .await
+                        .expect("fetch");
+                    found.map(|_| worker)
+                })
+            })
+            .collect();
+        let mut owners = Vec::new();
+        for fetch in fetches {
+            owners.extend(fetch.await.expect("task"));
+        }
+        assert_eq!(owners.len(), 1, "{owners:?}");
+        stage
+            .holder
+            .batch_execute("delete from worker_queue")
+            .await
+            .expect("next round");
+    }
+}
