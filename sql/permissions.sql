@@ -1,10 +1,21 @@
--- Applied after the functions, under the schema's own search_path: PUBLIC has nothing.
--- CREATE FUNCTION hands EXECUTE to PUBLIC; grants to roles survive CREATE OR REPLACE.
+-- Applied after the functions, in their transaction: PUBLIC has nothing of ours. What else is in the schema is
+-- none of our business.
+revoke all on deployment, executions, history, instances, kv_delta, kv_store, mailboxes, orchestrator_queue,
+    schema_history, sessions, worker_queue from public;
+revoke all on sequence orchestrator_queue_id_seq, worker_queue_id_seq from public;
+
+-- CREATE FUNCTION hands EXECUTE to PUBLIC. Those of this transaction are ours.
 do $$
+declare
+    v_function regprocedure;
 begin
-    execute format('revoke all on schema %I from public', current_schema());
-    execute format('revoke all on all tables in schema %I from public', current_schema());
-    execute format('revoke all on all sequences in schema %I from public', current_schema());
-    execute format('revoke all on all functions in schema %I from public', current_schema());
+    for v_function in
+        select p.oid
+          from pg_proc as p
+         where p.pronamespace = quote_ident(current_schema())::regnamespace
+           and p.xmin = pg_current_xact_id()::xid
+    loop
+        execute format('revoke all on function %s from public', v_function);
+    end loop;
 end
 $$;

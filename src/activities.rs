@@ -82,7 +82,7 @@ impl Inner {
         if request.tags.as_ref().is_some_and(Vec::is_empty) {
             return Ok(Look::Nothing(None));
         }
-        let after_session = self.last_session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (cursor_tags, cursors) = self.session_cursors();
         let rows = self
             .caller
             .call(
@@ -92,7 +92,8 @@ impl Inner {
                     &request.tags,
                     &request.owner_id,
                     &request.session_lock_timeout_ms,
-                    &after_session,
+                    &cursor_tags,
+                    &cursors,
                     &1_i32,
                 ],
             )
@@ -101,20 +102,18 @@ impl Inner {
         let Some(row) = rows.first() else {
             return Ok(Look::Nothing(None));
         };
+        self.remember_session_cursors(row)
+            .map_err(|error| self.decoding(OPERATION, error))?;
         let fetched = Fetched::decode(row).map_err(|error| self.decoding(OPERATION, error))?;
-        let (token, session, attempt_count, item) = match fetched {
+        let (token, attempt_count, item) = match fetched {
             Fetched::Nothing { next } => return Ok(Look::Nothing(next)),
             Fetched::Activity {
                 token,
-                session,
                 attempt_count,
                 item,
-            } => (token, session, attempt_count, item),
+            } => (token, attempt_count, item),
         };
         self.leases.extended(token.lease, request.lock_timeout);
-        if !session.is_empty() {
-            *self.last_session.lock().unwrap_or_else(PoisonError::into_inner) = session;
-        }
         // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
         let item = (*item).map_err(|error| {
             ProviderError::permanent(
@@ -132,6 +131,24 @@ impl Inner {
             token.clone(),
             (item, token, attempt_count),
         )))
+    }
+
+    fn session_cursors(&self) -> (Vec<String>, Vec<String>) {
+        let cursors = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        cursors
+            .iter()
+            .map(|(tag, session)| (tag.clone(), session.clone()))
+            .unzip()
+    }
+
+    fn remember_session_cursors(&self, row: &Row) -> Result<(), tokio_postgres::Error> {
+        let tags: Option<Vec<String>> = row.try_get("cursor_tags")?;
+        let sessions: Option<Vec<String>> = row.try_get("cursors")?;
+        if let (Some(tags), Some(sessions)) = (tags, sessions) {
+            let mut cursors = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+            cursors.extend(tags.into_iter().zip(sessions));
+        }
+        Ok(())
     }
 
     pub(crate) async fn ack_work_item(&self, token: &str, result: Option<&WorkItem>) -> Result<(), ProviderError> {
@@ -257,7 +274,6 @@ fn activity_token(operation: &str, token: &str) -> Result<ActivityToken, Provide
 enum Fetched {
     Activity {
         token: ActivityToken,
-        session: String,
         attempt_count: u32,
         item: Box<Result<WorkItem, String>>,
     },
@@ -287,7 +303,6 @@ impl Fetched {
                 id: row.try_get("id")?,
                 instance_id: row.try_get("instance_id")?,
             },
-            session: row.try_get("session_id")?,
             attempt_count: u32::try_from(attempt_count).unwrap_or(u32::MAX),
             item: Box::new(item),
         })

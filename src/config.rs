@@ -181,7 +181,7 @@ impl Builder {
                 waker: Waker::start(schema.channel(), connector),
                 long_poll: self.long_poll,
                 schema,
-                last_session: Mutex::default(),
+                session_cursors: Mutex::default(),
             }),
         })
     }

@@ -61,8 +61,8 @@ pub(crate) struct Inner {
     pub(crate) waker: Waker,
     pub(crate) long_poll: bool,
     pub(crate) schema: SchemaName,
-    /// Where this process goes on looking for unowned sessions, so that each has its turn.
-    pub(crate) last_session: Mutex<String>,
+    /// Where this process goes on visiting the sessions of each tag, so that every session has its turn.
+    pub(crate) session_cursors: Mutex<HashMap<String, String>>,
 }
 
 impl PostgresProvider {

@@ -22,7 +22,7 @@ begin
         v_now := clock_timestamp();
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
         values (p_completion_instance_id, v_now, 'm', p_completion);
-        perform wake_mailboxes(array[p_completion_instance_id], array[v_now]);
+        perform wake_mailboxes(array[p_completion_instance_id], array[v_now], true);
     end if;
 
     select w.* into v_row

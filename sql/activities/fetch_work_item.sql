@@ -1,6 +1,7 @@
 -- Claims up to p_limit activities that are due and fit the tags, oldest first.
 -- p_tags: routing keys, NULL for any tag. p_owner_id: takes activities of sessions too, for this owner;
--- NULL: only those without a session. p_after_session: where to go on looking for unowned sessions.
+-- NULL: only those without a session. p_cursor_tags, p_cursors: where to go on visiting the sessions of a tag,
+-- as the last answer said.
 --   lease not NULL  a claimed activity; load_error says that it could not be read
 --   lease NULL      the last row, only when nothing was claimed: next_ms until it is worth asking again, NULL if unknown
 -- Locks: worker rows, SKIP LOCKED, one after the other; then tries the session. Never waits. Raises DX007.
@@ -9,19 +10,21 @@ create or replace function fetch_work_item(
     p_tags                    text[],
     p_owner_id                text,
     p_session_lock_timeout_ms bigint,
-    p_after_session           text,
+    p_cursor_tags             text[],
+    p_cursors                 text[],
     p_limit                   integer
 ) returns table (
     instance_id   text,
     execution_id  bigint,
     activity_id   bigint,
     id            bigint,
-    session_id    text,
     lease         uuid,
     attempt_count integer,
     work_item     text,
     load_error    text,
-    next_ms       bigint
+    next_ms       bigint,
+    cursor_tags   text[],
+    cursors       text[]
 )
 language plpgsql
 as $$
@@ -32,6 +35,11 @@ declare
     v_now             timestamptz;
     v_tags            text[];
     v_sessions        boolean := false;
+    v_head_tags       text[];
+    v_head_sessions   text[];
+    v_head_times      timestamptz[];
+    v_head_ids        bigint[];
+    v_again           boolean;
     v_head            record;
     v_row             record;
     v_claimed         integer := 0;
@@ -50,6 +58,18 @@ begin
                                           where w.tag = t.tag and w.session_id > ''
                                           order by w.session_id
                                           limit 1) as w);
+        v_again := false;
+        if v_sessions then
+            select array_agg(h.tag) filter (where h.id is not null),
+                   array_agg(h.session_id) filter (where h.id is not null),
+                   array_agg(h.available_at) filter (where h.id is not null),
+                   array_agg(h.id) filter (where h.id is not null),
+                   array_agg(h.tag) filter (where h.id is null),
+                   array_agg(h.session_id) filter (where h.id is null),
+                   bool_or(h.id is null and not h.complete)
+              into v_head_tags, v_head_sessions, v_head_times, v_head_ids, cursor_tags, cursors, v_again
+              from session_heads(v_tags, p_owner_id, p_cursor_tags, p_cursors, v_now) as h;
+        end if;
         v_row := null;
         -- The heads of all lines this worker may stand in, the longest waiting first.
         for v_head in
@@ -65,8 +85,8 @@ begin
                     limit 1) as h
             union all
             select s.tag, s.session_id, s.available_at, s.id
-              from session_heads(case when v_sessions then v_tags else '{}' end,
-                                 p_owner_id, p_after_session, v_now, 4, 200) as s
+              from unnest(v_head_tags, v_head_sessions, v_head_times, v_head_ids)
+                   as s (tag, session_id, available_at, id)
              order by 3, 4
         loop
             select w.instance_id, w.execution_id, w.activity_id, w.id
@@ -79,11 +99,13 @@ begin
              limit 1
                for update skip locked;
             if not found then
+                v_again := true;
                 continue;
             end if;
             exit when v_head.session_id = ''
                    or claim_session(v_head.session_id, p_owner_id, p_session_lock_timeout_ms);
             v_row := null;
+            v_again := true;
         end loop;
         exit when v_row is null;
 
@@ -92,7 +114,6 @@ begin
         execution_id := v_row.execution_id;
         activity_id := v_row.activity_id;
         id := v_row.id;
-        session_id := v_head.session_id;
         work_item := null;
         load_error := null;
         next_ms := null;
@@ -114,6 +135,10 @@ begin
                and w.activity_id = v_row.activity_id
                and w.id = v_row.id;
         exception
+            when transaction_rollback or object_not_in_prerequisite_state or operator_intervention
+                 or connection_exception or disk_full then
+                -- Trouble that passes is not the activity's fault.
+                raise;
             when others then
                 load_error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
         end;
@@ -122,8 +147,7 @@ begin
     end loop;
 
     if v_claimed = 0 then
-        -- What is due but locked is being worked on; it is worth another look soon, not now.
-        select min(case when h.available_at <= v_now then v_now + interval '25 ms' else h.available_at end)
+        select min(h.available_at)
           into v_next
           from unnest(v_tags) as t (tag)
          cross join lateral (
@@ -133,7 +157,11 @@ begin
                   and w.session_id = ''
                 order by w.available_at
                 limit 1) as h;
-        if v_sessions then
+        -- What is due but locked is being worked on, and sessions not visited yet are next:
+        -- worth another look soon, not now.
+        if v_again or v_next <= v_now then
+            v_next := v_now + interval '25 ms';
+        elsif v_sessions then
             v_next := least(v_next, v_now + c_session_recheck);
         end if;
         lease := null;

@@ -36,15 +36,20 @@ begin
       from (select e.instance_id, e.execution_id
               from unnest(v_instance_ids) as t (instance_id)
               join instances as i on i.instance_id = t.instance_id
+             cross join lateral (
+                   select (select n.execution_id
+                             from executions as n
+                            where n.instance_id = i.instance_id
+                            order by n.execution_id desc
+                           offset greatest(p_keep_last, 1) - 1
+                            limit 1) as kept_from
+                   -- Computed once an instance, not once an execution.
+                   offset 0) as k
               join executions as e on e.instance_id = i.instance_id
              where e.execution_id <> i.current_execution_id
                and e.status <> 'Running'
                and (p_completed_before_ms is null or e.completed_at < timestamp_from_ms(p_completed_before_ms))
-               and (p_keep_last is null
-                    or (select count(*)
-                          from executions as n
-                         where n.instance_id = e.instance_id
-                           and n.execution_id > e.execution_id) >= p_keep_last)
+               and (p_keep_last is null or e.execution_id < k.kept_from)
              order by e.instance_id, e.execution_id
                for update of e) as d;
 
@@ -63,4 +68,6 @@ begin
 end
 $$
 security definer
-set search_path from current;
+set search_path from current
+set plan_cache_mode = force_custom_plan
+set jit = off;

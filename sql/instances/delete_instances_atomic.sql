@@ -26,7 +26,8 @@ begin
             on e.instance_id = i.instance_id
            and e.execution_id = i.current_execution_id
          where i.instance_id = any (p_instance_ids)
-           and e.status = 'Running'
+           -- Between two executions an instance is alive too.
+           and e.status in ('Running', 'ContinuedAsNew')
          limit 1;
         if found then
             raise exception 'Instance "%" is still running: cancel it first, or use force to delete it anyway', v_instance

@@ -1,5 +1,5 @@
 -- Deletes everything about these instances, which the caller has locked and checked.
--- Locks: worker rows by key.
+-- Locks: worker rows by key, then executions by key.
 create or replace function erase_instances(p_instance_ids text[])
 returns table (
     instances_deleted      bigint,
@@ -22,6 +22,11 @@ begin
     delete from worker_queue as w where w.instance_id = any (p_instance_ids);
     get diagnostics v_count = row_count;
     queue_messages_deleted := queue_messages_deleted + v_count;
+    -- Before their history, as pruning does.
+    perform from executions as e
+      where e.instance_id = any (p_instance_ids)
+      order by e.instance_id, e.execution_id
+        for update;
     delete from history as h where h.instance_id = any (p_instance_ids);
     get diagnostics events_deleted = row_count;
     delete from executions as e where e.instance_id = any (p_instance_ids);

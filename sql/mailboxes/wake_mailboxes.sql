@@ -1,8 +1,13 @@
 -- Makes each mailbox claimable no later than its new message is visible, creating it if need be.
--- A mailbox that is leased, or due earlier, is left alone: whoever ends that lease or finds it empty
--- must first prove that nobody is in flight, and the caller is (mark_in_flight).
+-- p_marked: the caller has marked itself in flight. Then a mailbox that is leased, or due earlier, is left alone:
+-- whoever ends that lease or finds it empty must first prove that nobody is in flight. Otherwise every mailbox
+-- is locked until the caller commits, so that they have to wait and look after it.
 -- Locks: the mailboxes it writes, by instance id.
-create or replace function wake_mailboxes(p_instance_ids text[], p_visible_at timestamptz[]) returns void
+create or replace function wake_mailboxes(
+    p_instance_ids text[],
+    p_visible_at   timestamptz[],
+    p_marked       boolean
+) returns void
 language plpgsql
 as $$
 begin
@@ -12,7 +17,8 @@ begin
               from unnest(p_instance_ids, p_visible_at) as u (instance_id, visible_at)
              group by u.instance_id) as t
       left join mailboxes as b on b.instance_id = t.instance_id
-     where b.instance_id is null
+     where not p_marked
+        or b.instance_id is null
         or (b.lease is null and b.available_at > t.visible_at)
      order by t.instance_id collate "C"
         on conflict (instance_id) do update

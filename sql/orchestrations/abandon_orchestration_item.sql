@@ -11,8 +11,10 @@ create or replace function abandon_orchestration_item(
 language plpgsql
 as $$
 declare
-    v_box  mailboxes;
-    v_next timestamptz;
+    v_box        mailboxes;
+    -- One time for all, so that they stay together and in order.
+    v_visible_at constant timestamptz := clock_timestamp() + p_delay_ms * interval '1 ms';
+    v_next       timestamptz;
 begin
     perform require_read_committed();
     perform set_config('synchronous_commit', 'off', true);
@@ -26,7 +28,7 @@ begin
     if p_delay_ms is not null or not p_ignore_attempt then
         update orchestrator_queue as q
            set attempt_count = q.attempt_count + case when p_ignore_attempt then 0 else 1 end,
-               visible_at = coalesce(clock_timestamp() + p_delay_ms * interval '1 ms', q.visible_at)
+               visible_at = coalesce(v_visible_at, q.visible_at)
          where q.instance_id = p_instance_id
            and q.visible_at <= v_box.claimed_until
            and q.id = any (v_box.claimed_ids);

@@ -42,6 +42,7 @@ language plpgsql
 as $$
 declare
     v_box         mailboxes;
+    v_marked      boolean;
     v_now         timestamptz;
     v_visible_at  timestamptz[];
     v_due_at      timestamptz;
@@ -55,8 +56,11 @@ begin
     perform require_read_committed();
 
     if v_others then
-        -- The parent too: creating a child must not slip past a deletion of its parent.
-        perform mark_in_flight(array_remove(p_message_instance_ids || p_parent_instance_id, p_instance_id));
+        -- The parent in any case: creating a child must not slip past a deletion of its parent.
+        v_marked := mark_in_flight(array_remove(p_message_instance_ids || p_parent_instance_id, p_instance_id));
+        if not v_marked and p_parent_instance_id is not null then
+            perform mark_in_flight(array[p_parent_instance_id]);
+        end if;
     end if;
     v_now := clock_timestamp();
     select array_agg(coalesce(timestamp_from_ms(t.visible_at_ms), v_now) order by t.position),
@@ -65,7 +69,7 @@ begin
       from unnest(p_message_visible_at_ms) with ordinality as t (visible_at_ms, position);
 
     if v_others then
-        perform wake_mailboxes(array_agg(t.instance_id), array_agg(t.visible_at))
+        perform wake_mailboxes(array_agg(t.instance_id), array_agg(t.visible_at), v_marked)
            from unnest(p_message_instance_ids, v_visible_at) as t (instance_id, visible_at)
           where t.instance_id < p_instance_id collate "C";
     end if;
@@ -85,7 +89,7 @@ begin
     end if;
 
     if v_others then
-        perform wake_mailboxes(array_agg(t.instance_id), array_agg(t.visible_at))
+        perform wake_mailboxes(array_agg(t.instance_id), array_agg(t.visible_at), v_marked)
            from unnest(p_message_instance_ids, v_visible_at) as t (instance_id, visible_at)
           where t.instance_id > p_instance_id collate "C";
     end if;

@@ -12,11 +12,12 @@ create or replace function enqueue_for_orchestrator(
 language plpgsql
 as $$
 declare
+    v_marked     boolean;
     v_now        timestamptz;
     v_visible_at timestamptz[];
 begin
     perform require_read_committed();
-    perform mark_in_flight(p_instance_ids);
+    v_marked := mark_in_flight(p_instance_ids);
     v_now := clock_timestamp();
     select array_agg(coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
                      order by t.position)
@@ -29,7 +30,7 @@ begin
            with ordinality as t (instance_id, visible_at, kind, work_item, position)
      order by t.position;
 
-    perform wake_mailboxes(p_instance_ids, v_visible_at);
+    perform wake_mailboxes(p_instance_ids, v_visible_at, v_marked);
 end
 $$
 security definer

@@ -43,6 +43,8 @@ declare
     v_idle_visits       integer := 0;
     v_ids               bigint[];
     v_until             timestamptz;
+    v_bytes             bigint;
+    v_start             record;
     v_attempts          integer;
     v_has_start         boolean;
     v_only_queue        boolean;
@@ -106,6 +108,10 @@ begin
                    and q.visible_at <= v_box.claimed_until
                    and q.id = any (v_box.claimed_ids);
             exception
+                when transaction_rollback or object_not_in_prerequisite_state or operator_intervention
+                     or connection_exception or disk_full then
+                    -- Trouble that passes is not the instance's fault.
+                    raise;
                 when others then
                     load_error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
             end;
@@ -113,9 +119,10 @@ begin
 
         begin
             select array_agg(c.id order by c.id), max(c.visible_at), max(c.attempt_count),
-                   bool_or(c.kind = 's'), bool_and(c.kind = 'q')
-              into v_ids, v_until, v_attempts, v_has_start, v_only_queue
+                   bool_or(c.kind = 's'), bool_and(c.kind = 'q'), max(c.bytes)
+              into v_ids, v_until, v_attempts, v_has_start, v_only_queue, v_bytes
               from (select q.id, q.visible_at, q.attempt_count, q.kind,
+                           sum(octet_length(q.work_item)) over (order by q.visible_at, q.id) as bytes,
                            sum(octet_length(q.work_item)) over (order by q.visible_at, q.id)
                                - octet_length(q.work_item) as bytes_before
                       from orchestrator_queue as q
@@ -124,6 +131,24 @@ begin
                      order by q.visible_at, q.id
                      limit c_max_messages) as c
              where c.bytes_before < c_max_message_bytes;
+
+            if not v_has_start and (cardinality(v_ids) >= c_max_messages or v_bytes >= c_max_message_bytes) then
+                -- Without the message that starts an execution the others are of no use: it goes first.
+                select q.id, q.visible_at, q.attempt_count
+                  into v_start
+                  from orchestrator_queue as q
+                 where q.instance_id = v_box.instance_id
+                   and q.visible_at <= v_now
+                   and q.kind = 's'
+                 order by q.visible_at, q.id
+                 limit 1;
+                if found then
+                    v_ids := v_ids || v_start.id;
+                    v_until := greatest(v_until, v_start.visible_at);
+                    v_attempts := greatest(v_attempts, v_start.attempt_count);
+                    v_has_start := true;
+                end if;
+            end if;
 
             if v_ids is not null then
                 select i.orchestration_name, i.orchestration_version, i.current_execution_id
@@ -169,6 +194,9 @@ begin
                 end if;
             end if;
         exception
+            when transaction_rollback or object_not_in_prerequisite_state or operator_intervention
+                 or connection_exception or disk_full then
+                raise;
             when others then
                 load_error := format('%s (SQLSTATE %s)', sqlerrm, sqlstate);
                 messages := null;
@@ -192,6 +220,14 @@ begin
             end if;
             -- Messages that wait for a start keep waiting, but not at the head of the line.
             v_next := next_available_at(v_box.instance_id, case when v_ids is null then '-infinity' else v_now end);
+            -- Under the proof: the start may have been committed since the messages were read.
+            if v_ids is not null
+               and exists (select from orchestrator_queue as q
+                            where q.instance_id = v_box.instance_id
+                              and q.visible_at <= v_now
+                              and q.kind = 's') then
+                v_next := v_now;
+            end if;
             if v_next = 'infinity' and dropped > 0 then
                 delete from mailboxes as m where m.instance_id = v_box.instance_id;
             else

@@ -12,8 +12,8 @@ declare
     v_session sessions;
     v_now     timestamptz;
 begin
-    -- Outside the range of mailbox keys. Two claims of a session that has no row yet meet here.
-    if not pg_try_advisory_xact_lock(schema_key(), 4096 + (hashtext(p_session_id) & 4095)) then
+    -- Two claims of a session that has no row yet meet here.
+    if not pg_try_advisory_xact_lock(schema_key(), hashtext('session:' || p_session_id)) then
         return false;
     end if;
     select s.* into v_session from sessions as s where s.session_id = p_session_id for update skip locked;

@@ -13,16 +13,15 @@ begin
     v_ids := array(select s.session_id
                      from sessions as s
                     where s.locked_until < clock_timestamp()
+                      and not exists (select from worker_tags() as t
+                                       cross join lateral (select from worker_queue as w
+                                                            where w.tag = t.tag
+                                                              and w.session_id = s.session_id
+                                                            limit 1) as w)
                     order by s.session_id
-                      for update skip locked);
-    delete from sessions as s
-     where s.session_id = any (v_ids)
-       and s.locked_until < clock_timestamp()
-       and not exists (select from worker_tags() as t
-                        cross join lateral (select from worker_queue as w
-                                             where w.tag = t.tag
-                                               and w.session_id = s.session_id
-                                             limit 1) as w);
+                      for update of s skip locked);
+    -- An activity enqueued since makes the session anew when it is fetched.
+    delete from sessions as s where s.session_id = any (v_ids);
     get diagnostics v_count = row_count;
     return v_count;
 end

@@ -19,6 +19,8 @@ begin
     v_ids := array(select s.session_id
                      from sessions as s
                     where s.owner_id = any (p_owner_ids)
+                      and s.locked_until > clock_timestamp()
+                      and s.last_activity_at > clock_timestamp() - p_idle_timeout_ms * interval '1 ms'
                     order by s.session_id
                       for update);
     -- The clock is read after the locks: a session that expired meanwhile stays expired.

@@ -71,11 +71,12 @@ pub(super) fn changed_signatures(expected: &str, actual: &[String]) -> BTreeSet<
         .collect()
 }
 
-pub(super) fn is_own_table(expected: &str, name: &str) -> bool {
+/// Whether a release of ours deploys an object of this kind and name.
+pub(super) fn is_own(expected: &str, kind: &str, name: &str) -> bool {
     expected
         .lines()
-        .filter_map(|line| line.strip_prefix("table "))
-        .any(|table| table.split(' ').next() == Some(name))
+        .filter_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))
+        .any(|rest| rest.split([' ', '(']).next() == Some(name))
 }
 
 /// Overloads share a name, so a name can have several lines.
@@ -127,6 +128,7 @@ mod tests {
     fn another_body_is_not_another_signature() {
         let actual = lines("function f(p integer) returns void | sql | 9");
         assert!(changed_signatures(EXPECTED, &actual).is_empty());
-        assert!(is_own_table(EXPECTED, "t") && !is_own_table(EXPECTED, "u"));
+        assert!(is_own(EXPECTED, "table", "t") && !is_own(EXPECTED, "table", "u"));
+        assert!(is_own(EXPECTED, "function", "f") && !is_own(EXPECTED, "function", "t"));
     }
 }

@@ -270,29 +270,42 @@ async fn create_schema(client: &Client, schema: &SchemaName) -> Result<(), Error
         .map_err(database)
 }
 
-async fn migrate(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
+/// Before the first deployment, nothing in the schema may have a name of ours: later all of them are.
+async fn refuse_foreign_objects(client: &Client, schema: &SchemaName) -> Result<(), Error> {
     let rows = client
         .query(
-            "select c.relname from pg_class as c \
+            "select 'table', c.relname::text from pg_class as c \
               where c.relnamespace = $1::text::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f') \
-                and not exists (select from pg_class as h \
-                                 where h.relnamespace = c.relnamespace and h.relname = 'schema_history')",
+             union all \
+             select 'function', p.proname::text from pg_proc as p where p.pronamespace = $1::text::regnamespace",
             &[&schema.quoted()],
         )
         .await
         .map_err(database)?;
+    let mut foreign = None;
     for row in &rows {
-        let name: String = row.try_get(0).map_err(database)?;
-        if drift::is_own_table(EXPECTED, &name) {
-            return Err(Error::new(
-                ErrorKind::Schema,
-                format!(
-                    "schema {:?} has a table {name:?} that this crate did not create: choose another schema, or move the table",
-                    schema.as_str()
-                ),
-            ));
+        let (kind, name): (String, String) = (row.try_get(0).map_err(database)?, row.try_get(1).map_err(database)?);
+        if name == "schema_history" {
+            return Ok(());
+        }
+        if drift::is_own(EXPECTED, &kind, &name) {
+            foreign = Some((kind, name));
         }
     }
+    match foreign {
+        None => Ok(()),
+        Some((kind, name)) => Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "schema {:?} has a {kind} {name:?} that this crate did not create: choose another schema, or move the {kind}",
+                schema.as_str()
+            ),
+        )),
+    }
+}
+
+async fn migrate(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
+    refuse_foreign_objects(client, schema).await?;
     let mut runner = embedded::migrations::runner()
         .set_grouped(true)
         .set_abort_missing(false);
@@ -325,22 +338,9 @@ async fn deploy_functions(client: &mut Client, schema: &SchemaName) -> Result<()
     for row in &rows {
         actual.push(row.try_get::<_, String>(0).map_err(database)?);
     }
+    let mut grants = Vec::new();
     for name in drift::changed_signatures(EXPECTED, &actual) {
-        let overloads = transaction
-            .query(
-                "select p.oid::regprocedure::text from pg_proc as p \
-                  where p.pronamespace = $1::text::regnamespace and p.proname = $2",
-                &[&schema.quoted(), &name],
-            )
-            .await
-            .map_err(database)?;
-        for overload in &overloads {
-            let signature: String = overload.try_get(0).map_err(database)?;
-            transaction
-                .batch_execute(&format!("drop function {signature}"))
-                .await
-                .map_err(database)?;
-        }
+        grants.extend(drop_overloads(&transaction, schema, &name).await?);
     }
     for (name, sql) in FUNCTIONS {
         transaction.batch_execute(sql).await.map_err(|error| {
@@ -352,6 +352,9 @@ async fn deploy_functions(client: &mut Client, schema: &SchemaName) -> Result<()
         })?;
     }
     transaction.batch_execute(PERMISSIONS).await.map_err(database)?;
+    for grant in grants {
+        transaction.batch_execute(&grant).await.map_err(database)?;
+    }
     transaction
         .execute(
             "insert into deployment as d (release, serves_from, functions_digest, deployed_at) \
@@ -364,6 +367,36 @@ async fn deploy_functions(client: &mut Client, schema: &SchemaName) -> Result<()
         .await
         .map_err(database)?;
     transaction.commit().await.map_err(database)
+}
+
+/// Returns the grants that the dropped functions had.
+async fn drop_overloads(
+    transaction: &tokio_postgres::Transaction<'_>,
+    schema: &SchemaName,
+    name: &str,
+) -> Result<Vec<String>, Error> {
+    let rows = transaction
+        .query(
+            "select p.oid::regprocedure::text, \
+                    array(select format('grant execute on function %I to %I', p.proname, r.rolname) \
+                            from aclexplode(p.proacl) as a join pg_roles as r on r.oid = a.grantee \
+                           where a.privilege_type = 'EXECUTE' and a.grantee <> p.proowner) \
+               from pg_proc as p \
+              where p.pronamespace = $1::text::regnamespace and p.proname = $2",
+            &[&schema.quoted(), &name],
+        )
+        .await
+        .map_err(database)?;
+    let mut grants = Vec::new();
+    for row in &rows {
+        let signature: String = row.try_get(0).map_err(database)?;
+        grants.extend(row.try_get::<_, Vec<String>>(1).map_err(database)?);
+        transaction
+            .batch_execute(&format!("drop function {signature}"))
+            .await
+            .map_err(database)?;
+    }
+    Ok(grants)
 }
 
 fn database(error: tokio_postgres::Error) -> Error {

@@ -2,9 +2,11 @@
 //! Each test has a schema of its own, so all of them run in parallel.
 
 mod bad_input;
+mod deletion;
 mod deployment;
 mod fixtures;
 mod interleavings;
+mod limits;
 mod outages;
 mod plans;
 mod privileges;
@@ -13,3 +15,4 @@ mod random_mix;
 mod round_trips;
 mod support;
 mod validations;
+mod versions;

@@ -278,10 +278,10 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         .await;
     // Any tag; as an owner of sessions, and without.
     for call in [
-        "select * from fetch_work_item(30000, array[''], null, 0, '', 1)",
-        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, '', 1)",
-        "select * from fetch_work_item(30000, null, 'me', 30000, '', 1)",
-        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, '', 1)",
+        "select * from fetch_work_item(30000, array[''], null, 0, '{}', '{}', 1)",
+        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, '{}', '{}', 1)",
+        "select * from fetch_work_item(30000, null, 'me', 30000, '{}', '{}', 1)",
+        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, '{}', '{}', 1)",
     ] {
         faults.extend(explained.judge(call, call, &[]).await);
     }

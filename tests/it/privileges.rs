@@ -46,7 +46,7 @@ async fn an_execute_only_role_reaches_no_table() {
     // Functions that only functions call give it nothing either, granted or not.
     for statement in [
         "select * from erase_instances(array['i'])",
-        "select wake_mailboxes(array['i'], array[now()])",
+        "select wake_mailboxes(array['i'], array[now()], true)",
         "select apply_kv('i', true, '{}', '{}', '{}', true)",
         "create function mine() returns void language sql as 'select'",
         "create table mine (id integer)",

@@ -288,3 +288,74 @@ async fn schemas_of_one_database_do_not_meet() {
             .is_some()
     );
 }
+
+/// A schema that others use too: what is theirs stays as it is.
+#[tokio::test]
+async fn a_shared_schema_keeps_its_other_objects_and_their_grants() {
+    let schema = TestSchema::new();
+    let client = connect(&schema.url).await;
+    client
+        .batch_execute(&format!(
+            "create schema {0}; grant usage on schema {0} to public; \
+             create table {0}.theirs (id integer); grant select on {0}.theirs to public; \
+             create function {0}.their_function() returns integer language sql as 'select 1'",
+            schema.name
+        ))
+        .await
+        .expect("their objects");
+    schema.provider().await;
+    let open: bool = client
+        .query_one(
+            "select has_schema_privilege('public', $1, 'usage') \
+                and has_table_privilege('public', $1 || '.theirs', 'select') \
+                and has_function_privilege('public', $1 || '.their_function()', 'execute')",
+            &[&schema.name],
+        )
+        .await
+        .expect("privileges")
+        .get(0);
+    assert!(open);
+
+    let taken = TestSchema::new();
+    client
+        .batch_execute(&format!(
+            "create schema {0}; create function {0}.read(integer) returns integer language sql as 'select 1'",
+            taken.name
+        ))
+        .await
+        .expect("their function");
+    let error = taken.builder().connect().await.expect_err("in the way");
+    assert_eq!(error.kind(), ErrorKind::Schema);
+    assert!(error.to_string().contains("function \"read\""), "{error}");
+}
+
+/// A function that had to be dropped because its signature changed comes back with its grants.
+#[tokio::test]
+async fn grants_survive_an_upgrade() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    schema.create_execute_only_role().await;
+    let client = schema.client().await;
+    client
+        .batch_execute(&format!(
+            "drop function list_children(text); \
+             create function list_children(p_id text) returns integer language sql as 'select 1'; \
+             grant execute on function list_children(text) to {0}; \
+             update deployment set functions_digest = 'older'",
+            schema.name
+        ))
+        .await
+        .expect("an older signature");
+    schema.provider().await;
+    let granted: bool = client
+        .query_one(
+            "select bool_and(has_function_privilege($1, p.oid, 'execute')) and \
+                    not bool_or(has_function_privilege('public', p.oid, 'execute')) \
+               from pg_proc as p where p.pronamespace = $1::text::regnamespace",
+            &[&schema.name],
+        )
+        .await
+        .expect("privileges")
+        .get(0);
+    assert!(granted);
+}

@@ -93,3 +93,36 @@ async fn a_child_cannot_slip_past_the_deletion_of_its_parent() {
         .expect("with its child");
     assert_eq!(deleted.instances_deleted, 2);
 }
+
+#[tokio::test]
+async fn pruning_and_deleting_one_instance_do_not_deadlock() {
+    let stage = Stage::new().await;
+    create(&*stage.provider, "i").await;
+    stage
+        .holder
+        .batch_execute(
+            "insert into executions (instance_id, execution_id, status, started_at) values ('i', 2, 'Running', now()); \
+             update executions set status = 'ContinuedAsNew' where execution_id = 1; \
+             update instances set current_execution_id = 2",
+        )
+        .await
+        .expect("a second execution");
+    stage
+        .hold("select from executions where instance_id = $1 for update", "i")
+        .await;
+    let provider = stage.provider();
+    let pruning = stage
+        .waiting(1, async move {
+            provider
+                .prune_executions("i", duroxide::providers::PruneOptions::default())
+                .await
+        })
+        .await;
+    let provider = stage.provider();
+    let deletion = stage
+        .waiting(2, async move { provider.delete_instance("i", true).await })
+        .await;
+    stage.let_go().await;
+    pruning.await.expect("task").expect("pruned");
+    assert_eq!(deletion.await.expect("task").expect("deleted").instances_deleted, 1);
+}
