@@ -6,6 +6,7 @@ use std::time::Duration;
 use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter, WorkItem};
 use tokio_postgres::Row;
 
+use crate::call::LeaseCall;
 use crate::encode;
 use crate::orchestrations::enqueue_error;
 use crate::poll::{Granted, Look};
@@ -168,14 +169,17 @@ impl Inner {
                     &instance_id,
                     &item,
                 ],
-                self.leases.end_of(token.lease),
+                LeaseCall {
+                    bytes: item.as_ref().map_or(0, String::len),
+                    ..self.lease_call(token.lease, None)
+                },
             )
             .await;
         match answer.result {
             Ok(_) => {}
             // Nobody can take a lease before its end, so an attempt whose answer was lost had removed the activity,
             // or its orchestration cancelled it and wants no result.
-            Err(error) if error.is_lease_lost() && answer.repeated => {}
+            Err(error) if error.is_lease_lost() && answer.repeated && self.leases.holds(token.lease) => {}
             Err(error) => return Err(error.to_provider_error(OPERATION)),
         }
         self.leases.ended(token.lease);
@@ -200,7 +204,7 @@ impl Inner {
                     &token.lease,
                     &encode::milliseconds(extend_for),
                 ],
-                self.leases.end_of(token.lease),
+                self.lease_call(token.lease, Some(extend_for)),
             )
             .await;
         answer.result.map_err(|error| error.to_provider_error(OPERATION))?;
@@ -229,12 +233,12 @@ impl Inner {
                     &delay.map(encode::milliseconds),
                     &ignore_attempt,
                 ],
-                self.leases.end_of(token.lease),
+                self.lease_call(token.lease, None),
             )
             .await;
         match answer.result {
             Ok(_) => {}
-            Err(error) if error.is_lease_lost() && answer.repeated => {}
+            Err(error) if error.is_lease_lost() && answer.repeated && self.leases.holds(token.lease) => {}
             Err(error) => return Err(error.to_provider_error(OPERATION)),
         }
         self.leases.ended(token.lease);

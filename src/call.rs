@@ -1,20 +1,27 @@
 //! The only place that checks out a connection, prepares a statement, retries and traces.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use tokio::sync::Semaphore;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{Instrument, debug, debug_span, warn};
+use uuid::Uuid;
 
 use crate::error::CallError;
+use crate::lease::Leases;
 
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
 /// How long one attempt of a lease call may take before another connection is tried.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(15);
+/// With less than this left of a lease, nothing is gained by another attempt.
+const LAST_ATTEMPT: Duration = Duration::from_secs(2);
+/// A line slower than this cannot serve large payloads.
+const SLOW_LINE_BYTES_PER_SECOND: usize = 256 * 1024;
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
 
@@ -25,6 +32,29 @@ pub(crate) struct Caller {
     schema: Arc<str>,
     /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls.
     ordinary: Arc<Semaphore>,
+}
+
+/// Which lease a call is about.
+pub(crate) struct LeaseCall<'a> {
+    pub(crate) leases: &'a Leases,
+    pub(crate) id: Uuid,
+    /// By how much the call extends it; none if it ends it.
+    pub(crate) extended_by: Option<Duration>,
+    /// How much the call carries, roughly.
+    pub(crate) bytes: usize,
+}
+
+impl LeaseCall<'_> {
+    /// Half of what is left of the lease, so that there is time for another attempt on another connection, and
+    /// whatever a slow line needs to carry the call.
+    fn attempt_timeout(&self, left: Duration) -> Duration {
+        let transfer = Duration::from_secs((self.bytes / SLOW_LINE_BYTES_PER_SECOND) as u64);
+        if left < LAST_ATTEMPT {
+            ATTEMPT_TIMEOUT + transfer
+        } else {
+            ATTEMPT_TIMEOUT.min(left / 2) + transfer
+        }
+    }
 }
 
 /// The answer to a call, and whether an earlier attempt of it may already have committed.
@@ -59,37 +89,45 @@ impl Caller {
         let span = debug_span!("duroxide_postgres", function);
         async {
             let _permit = self.ordinary.acquire().await.map_err(|_| CallError::Closed)?;
-            self.attempt(function, parameters).await
+            self.attempt(function, parameters, &AtomicBool::default()).await
         }
         .instrument(span)
         .await
     }
 
     /// Calls a function that ends or extends a lease: on reserved connections, again and again while trouble
-    /// with the server lasts, until `lease_ends()` has passed.
+    /// with the server lasts, until the lease has certainly ended.
     ///
     /// The runtime takes any error of a renewal as "cancelled", and fails the instance after a few failed acks,
-    /// so an error must reach it only when the lease has certainly ended.
+    /// so an error must not reach it earlier.
     pub(crate) async fn call_within_lease(
         &self,
         function: &str,
         parameters: Parameters<'_>,
-        lease_ends: impl Fn() -> Instant,
+        lease: LeaseCall<'_>,
     ) -> Answer {
         let span = debug_span!("duroxide_postgres", function);
+        let end = lease.leases.end_of(lease.id);
         async {
             let mut backoff = FIRST_BACKOFF;
             let mut repeated = false;
             loop {
-                let result = match tokio::time::timeout(ATTEMPT_TIMEOUT, self.attempt(function, parameters)).await {
-                    Ok(result) => result,
-                    Err(_) => Err(CallError::TimedOut),
-                };
+                let timeout = lease.attempt_timeout(time_left(&end));
+                let result = self.attempt_within(timeout, function, parameters).await;
+                if let Err(error) = &result
+                    && error.is_ambiguous()
+                {
+                    repeated = true;
+                    if let Some(duration) = lease.extended_by {
+                        // It may have been extended: then it ends that much later.
+                        lease.leases.extended(lease.id, duration);
+                    }
+                }
+                let left = time_left(&end);
                 match result {
-                    Err(error) if error.is_retryable() && Instant::now() + backoff < lease_ends() => {
+                    Err(error) if error.is_retryable() && !left.is_zero() => {
                         warn!(%error, "{function} failed while its lease holds; retrying");
-                        repeated |= error.is_ambiguous();
-                        tokio::time::sleep(jittered(backoff)).await;
+                        tokio::time::sleep(jittered(backoff).min(left)).await;
                         backoff = (backoff * 2).min(MAX_BACKOFF);
                     }
                     result => return Answer { result, repeated },
@@ -100,14 +138,43 @@ impl Caller {
         .await
     }
 
-    async fn attempt(&self, function: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
+    /// As [`attempt`](Self::attempt), but gives up after a time.
+    async fn attempt_within(
+        &self,
+        timeout: Duration,
+        function: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, CallError> {
+        let sent = AtomicBool::new(false);
+        match tokio::time::timeout(timeout, self.attempt(function, parameters, &sent)).await {
+            Ok(result) => result,
+            Err(_) => {
+                // Perhaps the server is gone and nobody said so. Then the connections that have been idle since
+                // are dead too.
+                self.pool.retain(|_, metrics| metrics.last_used() < timeout);
+                Err(if sent.into_inner() {
+                    CallError::TimedOut
+                } else {
+                    CallError::NoConnection(PoolError::Timeout(TimeoutType::Wait))
+                })
+            }
+        }
+    }
+
+    /// `sent` tells, also when this is dropped, whether the call was sent.
+    async fn attempt(
+        &self,
+        function: &str,
+        parameters: Parameters<'_>,
+        sent: &AtomicBool,
+    ) -> Result<Vec<Row>, CallError> {
         let mut connection = Checkout::new(self.pool.get().await?);
-        let mut result = self.execute(connection.client(), function, parameters).await;
+        let mut result = self.execute(connection.client(), function, parameters, sent).await;
         if result.as_ref().is_err_and(CallError::is_stale_statement) {
             // The functions were deployed anew since this connection prepared its statement.
             debug!("{function} was deployed anew; preparing it again");
             connection.client().statement_cache.clear();
-            result = self.execute(connection.client(), function, parameters).await;
+            result = self.execute(connection.client(), function, parameters, sent).await;
         }
         if !result.as_ref().is_err_and(CallError::spoils_connection) {
             connection.keep();
@@ -120,10 +187,13 @@ impl Caller {
         client: &Object,
         function: &str,
         parameters: Parameters<'_>,
+        sent: &AtomicBool,
     ) -> Result<Vec<Row>, CallError> {
         let statement = client
             .prepare_cached(&self.statement(function, parameters.len()))
-            .await?;
+            .await
+            .map_err(CallError::unprepared)?;
+        sent.store(true, Ordering::Relaxed);
         Ok(client.query(&statement, parameters).await?)
     }
 
@@ -172,6 +242,10 @@ impl Drop for Checkout {
             drop(Object::take(object));
         }
     }
+}
+
+fn time_left(lease_ends: impl Fn() -> Instant) -> Duration {
+    lease_ends().saturating_duration_since(Instant::now())
 }
 
 /// Between half and the whole of a duration, so that many waiters do not act in step.

@@ -8,7 +8,7 @@ use std::fmt;
 
 use deadpool_postgres::PoolError;
 use duroxide::providers::ProviderError;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 
 /// Raised by the functions when a lease is not (or no longer) the caller's.
 pub(crate) const LEASE_LOST: &str = "DX001";
@@ -92,6 +92,15 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
+    /// A statement could not be prepared, so nothing was executed: a connection lost then is as good as none.
+    pub(crate) fn unprepared(error: tokio_postgres::Error) -> Self {
+        if may_have_committed(&error) {
+            Self::NoConnection(PoolError::Backend(error))
+        } else {
+            Self::Statement(error)
+        }
+    }
+
     pub(crate) fn sql_state(&self) -> Option<&SqlState> {
         match self {
             Self::Statement(error) => error.code(),
@@ -124,10 +133,7 @@ impl CallError {
         match self {
             Self::NoConnection(_) | Self::Closed => false,
             Self::TimedOut => true,
-            Self::Statement(error) => match error.as_db_error() {
-                Some(db) => db.severity() != "ERROR",
-                None => !is_conversion(error),
-            },
+            Self::Statement(error) => may_have_committed(error),
         }
     }
 
@@ -174,6 +180,15 @@ fn is_retryable_state(code: &str) -> bool {
                 | "26000"
         )
         || code == TREE_CHANGED
+}
+
+/// Whether a statement that was executed may have taken effect although this error came back.
+fn may_have_committed(error: &tokio_postgres::Error) -> bool {
+    match error.as_db_error() {
+        // The other severities end the connection, perhaps after the commit.
+        Some(db) => db.parsed_severity() != Some(Severity::Error),
+        None => !is_conversion(error),
+    }
 }
 
 fn is_conversion(error: &tokio_postgres::Error) -> bool {

@@ -34,6 +34,12 @@ impl Leases {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
     }
 
+    /// Whether a lease was granted to this process and not given back by it.
+    pub(crate) fn holds(&self, lease: Uuid) -> bool {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.contains_key(&lease)
+    }
+
     /// A function that tells when the lease has certainly ended. It follows renewals.
     pub(crate) fn end_of(&self, lease: Uuid) -> impl Fn() -> Instant + '_ {
         let unknown = Instant::now() + UNKNOWN_LEASE;

@@ -11,6 +11,7 @@ use tokio_postgres::Row;
 use tracing::warn;
 use uuid::Uuid;
 
+use crate::call::LeaseCall;
 use crate::encode;
 use crate::error::CallError;
 use crate::history::Events;
@@ -132,6 +133,11 @@ impl Inner {
             EventKind::CustomStatusUpdated { status } => Some(status.as_deref().map(encode::text)),
             _ => None,
         });
+        let bytes = [&events.data, &activities.items, &messages.items]
+            .into_iter()
+            .flatten()
+            .map(String::len)
+            .sum();
         let answer = self
             .caller
             .call_within_lease(
@@ -169,14 +175,24 @@ impl Inner {
                     &messages.visible_at_ms,
                     &messages.items,
                 ],
-                self.leases.end_of(token.lease),
+                LeaseCall {
+                    bytes,
+                    ..self.lease_call(token.lease, None)
+                },
             )
             .await;
         let due_ms = match answer.result {
             Ok(rows) => first_column(&rows),
             // Nobody can take a lease before its end, so an attempt whose answer was lost had ended it. Without
             // events there is no row that says so.
-            Err(error) if error.is_lease_lost() && answer.repeated && history_delta.is_empty() => Some(0),
+            Err(error)
+                if error.is_lease_lost()
+                    && answer.repeated
+                    && history_delta.is_empty()
+                    && self.leases.holds(token.lease) =>
+            {
+                Some(0)
+            }
             Err(error) => return Err(error.to_provider_error(OPERATION)),
         };
         self.leases.ended(token.lease);
@@ -207,12 +223,12 @@ impl Inner {
                     &delay.map(encode::milliseconds),
                     &ignore_attempt,
                 ],
-                self.leases.end_of(token.lease),
+                self.lease_call(token.lease, None),
             )
             .await;
         match answer.result {
             Ok(_) => {}
-            Err(error) if error.is_lease_lost() && answer.repeated => {}
+            Err(error) if error.is_lease_lost() && answer.repeated && self.leases.holds(token.lease) => {}
             Err(error) => return Err(error.to_provider_error(OPERATION)),
         }
         self.leases.ended(token.lease);
@@ -232,7 +248,7 @@ impl Inner {
             .call_within_lease(
                 OPERATION,
                 &[&token.instance_id, &token.lease, &encode::milliseconds(extend_for)],
-                self.leases.end_of(token.lease),
+                self.lease_call(token.lease, Some(extend_for)),
             )
             .await;
         answer.result.map_err(|error| error.to_provider_error(OPERATION))?;

@@ -13,8 +13,9 @@ use duroxide::providers::{
 use duroxide::{Event, SystemStats};
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
+use uuid::Uuid;
 
-use crate::call::{Caller, Parameters};
+use crate::call::{Caller, LeaseCall, Parameters};
 use crate::config::Builder;
 use crate::encode;
 use crate::error::{CallError, Error, ErrorKind};
@@ -170,6 +171,15 @@ impl Inner {
         rows.into_iter()
             .next()
             .ok_or_else(|| ProviderError::permanent(operation, "the function returned no row"))
+    }
+
+    pub(crate) fn lease_call(&self, lease: Uuid, extended_by: Option<Duration>) -> LeaseCall<'_> {
+        LeaseCall {
+            leases: &self.leases,
+            id: lease,
+            extended_by,
+            bytes: 0,
+        }
     }
 
     pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> ProviderError {

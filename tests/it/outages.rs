@@ -64,7 +64,7 @@ impl World {
 
     /// Claims the only activity of a new instance.
     async fn activity(&self, instance: &str, lease: Duration) -> String {
-        let token = self.turn(instance, lease).await;
+        let token = self.turn(instance, LEASE).await;
         let first = Ack {
             events: vec![fixtures::started(instance), fixtures::scheduled(instance, ACTIVITY)],
             activities: vec![fixtures::activity(instance, ACTIVITY)],
@@ -139,6 +139,17 @@ impl World {
             .iter()
             .map(|row| row.get(0))
             .collect()
+    }
+
+    /// Kills every backend of the provider behind the proxy.
+    async fn terminate_all(&self) {
+        self.admin
+            .execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1",
+                &[&self.schema.name],
+            )
+            .await
+            .expect("pg_terminate_backend");
     }
 
     async fn terminate(&self, process: i32) {

@@ -1,4 +1,4 @@
-//! The real runtime through two outages, one of each kind, in the middle of its work.
+//! The real runtime through an outage of each kind, and the death of all its backends, in the middle of its work.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,12 @@ use super::World;
 use crate::proxy::Mode;
 
 const OUTAGE: Duration = Duration::from_secs(5);
-/// Renewed at half time, so every activity that lasts needs a renewal during an outage; outlasts an outage then.
-const LEASE: Duration = Duration::from_secs(12);
+/// Renewed more often than an outage lasts, so that each outage meets a renewal of the long activity; what is left then
+/// outlasts the outage.
+const LEASE: Duration = Duration::from_secs(15);
+const RENEWAL_BUFFER: Duration = Duration::from_secs(11);
 const CHAINS: usize = 6;
-const STEPS: usize = 40;
+const STEPS: usize = 30;
 const STEP: Duration = Duration::from_millis(100);
 
 /// What the activities saw.
@@ -74,6 +76,11 @@ fn orchestrations() -> OrchestrationRegistry {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outages_in_the_middle_of_everything() {
+    // Before the runtime installs one that prints every failed attempt.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_test_writer()
+        .try_init();
     let world = World::new().await;
     let seen = Arc::new(Seen::default());
     // From before the first outage until after the second one.
@@ -82,7 +89,9 @@ async fn outages_in_the_middle_of_everything() {
         orchestration_concurrency: 3,
         worker_concurrency: CHAINS + 1,
         orchestrator_lock_timeout: LEASE,
+        orchestrator_lock_renewal_buffer: RENEWAL_BUFFER,
         worker_lock_timeout: LEASE,
+        worker_lock_renewal_buffer: RENEWAL_BUFFER,
         ..RuntimeOptions::default()
     };
     let runtime = Runtime::start_with_options(
@@ -111,11 +120,16 @@ async fn outages_in_the_middle_of_everything() {
         (running().await > 3 * CHAINS).then_some(())
     })
     .await;
-    for mode in [Mode::Refuse, Mode::AcceptThenClose] {
+    for trouble in [Some(Mode::Refuse), None, Some(Mode::AcceptThenClose)] {
         let before = running().await;
-        world.proxy.set(mode).await;
-        tokio::time::sleep(OUTAGE).await;
-        world.proxy.set(Mode::Pass).await;
+        match trouble {
+            Some(mode) => {
+                world.proxy.set(mode).await;
+                tokio::time::sleep(OUTAGE).await;
+                world.proxy.set(Mode::Pass).await;
+            }
+            None => world.terminate_all().await,
+        }
         super::eventually("work goes on", || async {
             (running().await > before + CHAINS).then_some(())
         })
@@ -130,7 +144,11 @@ async fn outages_in_the_middle_of_everything() {
         let OrchestrationStatus::Completed { output, .. } = status else {
             panic!("{instance}: {status:?}");
         };
-        let expected = if instance == "long" { "waited" } else { "40" };
+        let expected = if instance == "long" {
+            "waited".to_string()
+        } else {
+            STEPS.to_string()
+        };
         assert_eq!(output, expected, "{instance}");
     }
     assert_eq!(seen.cancelled.load(Ordering::Relaxed), 0, "activities cancelled");
