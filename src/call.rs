@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{Instrument, debug, debug_span, warn};
@@ -88,11 +88,23 @@ impl Caller {
     pub(crate) async fn call(&self, function: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
         let span = debug_span!("duroxide_postgres", function);
         async {
-            let _permit = self.ordinary.acquire().await.map_err(|_| CallError::Closed)?;
+            let _permit = self.permit().await?;
             self.attempt(function, parameters, &AtomicBool::default()).await
         }
         .instrument(span)
         .await
+    }
+
+    /// Waits for an ordinary connection no longer than the pool would let it.
+    async fn permit(&self) -> Result<SemaphorePermit<'_>, CallError> {
+        let waiting = self.ordinary.acquire();
+        let permit = match self.pool.timeouts().wait {
+            Some(limit) => tokio::time::timeout(limit, waiting)
+                .await
+                .map_err(|_| CallError::NoConnection(PoolError::Timeout(TimeoutType::Wait)))?,
+            None => waiting.await,
+        };
+        permit.map_err(|_| CallError::Closed)
     }
 
     /// Calls a function that ends or extends a lease: on reserved connections, again and again while trouble
@@ -118,7 +130,9 @@ impl Caller {
                     && error.is_ambiguous()
                 {
                     repeated = true;
-                    if let Some(duration) = lease.extended_by {
+                    if let Some(duration) = lease.extended_by
+                        && duration > time_left(&end)
+                    {
                         // It may have been extended: then it ends that much later.
                         lease.leases.extended(lease.id, duration);
                     }

@@ -163,7 +163,8 @@ impl CallError {
 }
 
 fn is_retryable_state(code: &str) -> bool {
-    matches!(&code[..2], "08" | "53")
+    code.starts_with("08")
+        || code.starts_with("53")
         || matches!(
             code,
             "57P01"

@@ -33,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What happens to the next call whose SQL contains the text of a trap.
 enum Action {
-    /// The connection is cut before the server gets the call.
-    LoseRequest,
+    /// The connection is cut before the server gets the call. Then the mode changes.
+    LoseRequest(Mode),
     /// The connection is cut once the server has answered, which it does after its commit. Then the mode changes.
     LoseAnswer(Mode),
     HoldRequest(oneshot::Receiver<()>),
@@ -170,8 +170,8 @@ impl Proxy {
         self.shared.state.send_modify(|state| state.freezes += 1);
     }
 
-    pub fn lose_request_of(&self, text: &str) -> Sprung {
-        self.trap(text, Action::LoseRequest, None)
+    pub fn lose_request_of(&self, text: &str, then: Mode) -> Sprung {
+        self.trap(text, Action::LoseRequest(then), None)
     }
 
     pub fn lose_answer_of(&self, text: &str, then: Mode) -> Sprung {

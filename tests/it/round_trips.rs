@@ -274,6 +274,18 @@ async fn every_call_is_one_statement() {
     assert_eq!(counted, trait_methods());
 }
 
+#[tokio::test]
+async fn a_start_that_finds_everything_in_place_reads_once() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let Some(counter) = Counter::new(&schema).await else {
+        return;
+    };
+    let before = counter.statements().await;
+    schema.provider().await;
+    assert_eq!(counter.statements().await - before, 1);
+}
+
 /// Waiting is not polling: an idle fetch looks once, then at the pace of the fallback.
 #[tokio::test]
 async fn an_idle_long_poll_hardly_asks() {

@@ -69,7 +69,7 @@ async fn lost_answer(way: Way) {
 
 async fn lost_request(way: Way) {
     let world = World::new().await;
-    let mut lost = world.proxy.lose_request_of(way.function());
+    let mut lost = world.proxy.lose_request_of(way.function(), Mode::Pass);
     let error = way.enqueue(&world.provider).await.expect_err("the request is lost");
     assert!(lost.has_happened());
     assert!(error.is_retryable(), "{error}");

@@ -256,6 +256,19 @@ async fn renewal_of_an_activity_whose_answer_was_lost_counts() {
     outlast_a_lost_renewal(On::Activity, "renew_work_item_lock").await;
 }
 
+/// It may have extended the lease by less than is left of it; it may as well have done nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewal_that_never_arrived_shortens_no_lease() {
+    let lease = Duration::from_secs(4);
+    outlast(On::Activity, Mode::Pass, lease, async |world, token| {
+        let mut lost = world.proxy.lose_request_of(".renew_work_item_lock(", Mode::Refuse);
+        let result = On::Activity.renew(world, token, Duration::from_millis(500)).await;
+        assert!(lost.has_happened());
+        result
+    })
+    .await;
+}
+
 /// Even when the server takes every call and never answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_gives_up_in_the_end() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::{Action, Mode, Shared, State, Trap};
 
@@ -130,10 +130,7 @@ impl Connection {
             return Ok(());
         };
         match trap.action {
-            Action::LoseRequest => {
-                let _ = trap.sprung.send(());
-                Err(io::Error::other("lost"))
-            }
+            Action::LoseRequest(mode) => Err(self.lose(mode, trap.sprung)),
             Action::HoldRequest(released) => {
                 let _ = trap.sprung.send(());
                 released.await.map_err(io::Error::other)
@@ -163,14 +160,17 @@ impl Connection {
                 released.await.map_err(io::Error::other)?;
                 Ok(held)
             }
-            Action::LoseAnswer(mode) => {
-                if mode != Mode::Pass {
-                    self.shared.set(mode);
-                }
-                let _ = trap.sprung.send(());
-                Err(io::Error::other("lost"))
-            }
-            Action::LoseRequest | Action::HoldRequest(_) => unreachable!("sprung before the server was asked"),
+            Action::LoseAnswer(mode) => Err(self.lose(mode, trap.sprung)),
+            Action::LoseRequest(_) | Action::HoldRequest(_) => unreachable!("sprung before the server was asked"),
         }
+    }
+
+    /// Why the connection ends at a trap.
+    fn lose(&self, then: Mode, sprung: oneshot::Sender<()>) -> io::Error {
+        if then != Mode::Pass {
+            self.shared.set(then);
+        }
+        let _ = sprung.send(());
+        io::Error::other("lost")
     }
 }
