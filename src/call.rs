@@ -140,7 +140,11 @@ impl Caller {
                 let left = time_left(&end);
                 match result {
                     Err(error) if error.is_retryable() && !left.is_zero() => {
-                        warn!(%error, "{function} failed while its lease holds; retrying");
+                        if backoff == FIRST_BACKOFF {
+                            warn!(%error, "{function} failed while its lease holds; retrying until it succeeds or ends");
+                        } else {
+                            debug!(%error, "{function} failed again");
+                        }
                         tokio::time::sleep(jittered(backoff).min(left)).await;
                         backoff = (backoff * 2).min(MAX_BACKOFF);
                     }

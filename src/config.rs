@@ -24,7 +24,7 @@ const DEFAULT_SCHEMA: &str = "duroxide";
 const DEFAULT_POOL_SIZE: usize = 16;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const POOL_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Without it a connection whose peer vanished is noticed only after many minutes.
+const KEEPALIVES_IDLE: Duration = Duration::from_secs(10);
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What [`connect`](Builder::connect) does about the schema.
@@ -203,8 +203,12 @@ fn open(mut config: Config, tls: &dyn Tls, pool_size: usize) -> Result<(Pool, Op
     if config.get_application_name().is_none() {
         config.application_name(env!("CARGO_PKG_NAME"));
     }
+    // Without these a connection whose peer vanished is noticed only after minutes, or hours.
     if config.get_tcp_user_timeout().is_none() {
         config.tcp_user_timeout(TCP_USER_TIMEOUT);
+    }
+    if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
+        config.keepalives_idle(KEEPALIVES_IDLE);
     }
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err(Error::new(ErrorKind::Config, "the connection string names no host"));

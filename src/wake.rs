@@ -153,6 +153,8 @@ async fn run(shared: Arc<Shared>, channel: String, connector: Connector) {
             ),
         }
         shared.listening.store(false, Ordering::Release);
+        // Whoever sleeps at the pace of a listener must know that there is none.
+        shared.wake(u8::MAX);
         tokio::time::sleep(jittered(backoff)).await;
         backoff = (backoff * 2).min(MAX_RECONNECT);
     }

@@ -15,15 +15,31 @@ pub fn database_url() -> String {
     )
 }
 
-/// What `cargo metadata` says about this package and its dependencies.
+/// What `cargo metadata` says about this package and its dependencies, as far as this platform needs them: those of
+/// others may not have been downloaded.
 pub fn metadata() -> Value {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--offline"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("cargo metadata");
+    let version = run(Command::new(env!("CARGO")).arg("-vV"));
+    let host = version
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .expect("the host platform");
+    let metadata = run(Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--locked",
+            "--filter-platform",
+            host,
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR")));
+    serde_json::from_str(&metadata).expect("JSON")
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect("cargo");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 /// Where cargo keeps the source of a package.
