@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter, WorkItem};
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
-use crate::call::LeaseCall;
+use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
 use crate::orchestrations::enqueue_error;
 use crate::poll::{Granted, Look};
@@ -152,37 +153,41 @@ impl Inner {
         Ok(())
     }
 
+    /// Calls a function whose first parameters say which leased activity it is about.
+    async fn call_on_activity(
+        &self,
+        operation: &str,
+        token: &ActivityToken,
+        parameters: Parameters<'_>,
+        lease: LeaseCall<'_>,
+    ) -> Answer {
+        let mut all: Vec<&(dyn ToSql + Sync)> = vec![
+            &token.instance_id,
+            &token.execution_id,
+            &token.activity_id,
+            &token.id,
+            &token.lease,
+        ];
+        all.extend_from_slice(parameters);
+        self.caller.call_within_lease(operation, &all, lease).await
+    }
+
     pub(crate) async fn ack_work_item(&self, token: &str, result: Option<&WorkItem>) -> Result<(), ProviderError> {
         const OPERATION: &str = "ack_work_item";
         let token = activity_token(OPERATION, token)?;
         let (instance_id, item) = result.map(|item| completion(OPERATION, item)).transpose()?.unzip();
         let answer = self
-            .caller
-            .call_within_lease(
+            .call_on_activity(
                 OPERATION,
-                &[
-                    &token.instance_id,
-                    &token.execution_id,
-                    &token.activity_id,
-                    &token.id,
-                    &token.lease,
-                    &instance_id,
-                    &item,
-                ],
+                &token,
+                &[&instance_id, &item],
                 LeaseCall {
                     bytes: item.as_ref().map_or(0, String::len),
                     ..self.lease_call(token.lease, None)
                 },
             )
             .await;
-        match answer.result {
-            Ok(_) => {}
-            // Nobody can take a lease before its end, so an attempt whose answer was lost had removed the activity,
-            // or its orchestration cancelled it and wants no result.
-            Err(error) if error.is_lease_lost() && answer.repeated && self.leases.holds(token.lease) => {}
-            Err(error) => return Err(error.to_provider_error(OPERATION)),
-        }
-        self.leases.ended(token.lease);
+        self.lease_ended(OPERATION, token.lease, answer, true)?;
         if item.is_some() {
             self.waker.enqueued(Queue::Orchestrator);
         }
@@ -193,17 +198,10 @@ impl Inner {
         const OPERATION: &str = "renew_work_item_lock";
         let token = activity_token(OPERATION, token)?;
         let answer = self
-            .caller
-            .call_within_lease(
+            .call_on_activity(
                 OPERATION,
-                &[
-                    &token.instance_id,
-                    &token.execution_id,
-                    &token.activity_id,
-                    &token.id,
-                    &token.lease,
-                    &encode::milliseconds(extend_for),
-                ],
+                &token,
+                &[&encode::milliseconds(extend_for)],
                 self.lease_call(token.lease, Some(extend_for)),
             )
             .await;
@@ -221,27 +219,14 @@ impl Inner {
         const OPERATION: &str = "abandon_work_item";
         let token = activity_token(OPERATION, token)?;
         let answer = self
-            .caller
-            .call_within_lease(
+            .call_on_activity(
                 OPERATION,
-                &[
-                    &token.instance_id,
-                    &token.execution_id,
-                    &token.activity_id,
-                    &token.id,
-                    &token.lease,
-                    &delay.map(encode::milliseconds),
-                    &ignore_attempt,
-                ],
+                &token,
+                &[&delay.map(encode::milliseconds), &ignore_attempt],
                 self.lease_call(token.lease, None),
             )
             .await;
-        match answer.result {
-            Ok(_) => {}
-            Err(error) if error.is_lease_lost() && answer.repeated && self.leases.holds(token.lease) => {}
-            Err(error) => return Err(error.to_provider_error(OPERATION)),
-        }
-        self.leases.ended(token.lease);
+        self.lease_ended(OPERATION, token.lease, answer, true)?;
         self.waker.enqueued(Queue::Worker);
         Ok(())
     }

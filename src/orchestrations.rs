@@ -181,21 +181,9 @@ impl Inner {
                 },
             )
             .await;
-        let due_ms = match answer.result {
-            Ok(rows) => first_column(&rows),
-            // Nobody can take a lease before its end, so an attempt whose answer was lost had ended it. Without
-            // events there is no row that says so.
-            Err(error)
-                if error.is_lease_lost()
-                    && answer.repeated
-                    && history_delta.is_empty()
-                    && self.leases.holds(token.lease) =>
-            {
-                Some(0)
-            }
-            Err(error) => return Err(error.to_provider_error(OPERATION)),
-        };
-        self.leases.ended(token.lease);
+        let rows = self.lease_ended(OPERATION, token.lease, answer, history_delta.is_empty())?;
+        // An ack that turns out to have committed before says nothing: better one look too many.
+        let due_ms = if rows.is_empty() { Some(0) } else { first_column(&rows) };
         if due_ms.is_some() {
             self.waker.enqueued(Queue::Orchestrator);
         }
@@ -226,12 +214,7 @@ impl Inner {
                 self.lease_call(token.lease, None),
             )
             .await;
-        match answer.result {
-            Ok(_) => {}
-            Err(error) if error.is_lease_lost() && answer.repeated && self.leases.holds(token.lease) => {}
-            Err(error) => return Err(error.to_provider_error(OPERATION)),
-        }
-        self.leases.ended(token.lease);
+        self.lease_ended(OPERATION, token.lease, answer, true)?;
         self.waker.enqueued(Queue::Orchestrator);
         Ok(())
     }

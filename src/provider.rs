@@ -15,7 +15,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 use uuid::Uuid;
 
-use crate::call::{Caller, LeaseCall, Parameters};
+use crate::call::{Answer, Caller, LeaseCall, Parameters};
 use crate::config::Builder;
 use crate::encode;
 use crate::error::{CallError, Error, ErrorKind};
@@ -180,6 +180,29 @@ impl Inner {
             extended_by,
             bytes: 0,
         }
+    }
+
+    /// What became of a call that ends a lease. `traceless`: had an earlier attempt committed, no row would say so.
+    ///
+    /// Nobody can take a lease before its end, and this process has not given it back. So when it is gone and the
+    /// answer of an earlier attempt was lost, that attempt had ended it (or an activity was cancelled, and nobody
+    /// wants its result).
+    pub(crate) fn lease_ended(
+        &self,
+        operation: &str,
+        lease: Uuid,
+        answer: Answer,
+        traceless: bool,
+    ) -> Result<Vec<Row>, ProviderError> {
+        let rows = match answer.result {
+            Ok(rows) => rows,
+            Err(error) if traceless && answer.repeated && error.is_lease_lost() && self.leases.holds(lease) => {
+                Vec::new()
+            }
+            Err(error) => return Err(error.to_provider_error(operation)),
+        };
+        self.leases.ended(lease);
+        Ok(rows)
     }
 
     pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> ProviderError {

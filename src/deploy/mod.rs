@@ -4,6 +4,7 @@
 //! lock, so that any number of processes can start at once. A start that finds everything in place reads one row.
 
 mod drift;
+mod functions;
 
 use deadpool_postgres::{Object, Pool};
 use semver::Version;
@@ -15,13 +16,10 @@ use crate::config::DeployPolicy;
 use crate::error::{CallError, Error, ErrorKind, describe};
 use crate::schema_name::SchemaName;
 
-include!(concat!(env!("OUT_DIR"), "/functions.rs"));
-
 mod embedded {
     refinery::embed_migrations!("migrations");
 }
 
-const PERMISSIONS: &str = include_str!("../../sql/permissions.sql");
 const DESCRIBE_SCHEMA: &str = include_str!("describe_schema.sql");
 /// What a deployment looks like, as [`DESCRIBE_SCHEMA`] shows it.
 const EXPECTED: &str = include_str!("../../sql/deployed.txt");
@@ -133,7 +131,8 @@ fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standing, Error> 
         warn!(schema = schema.as_str(), %deployed, %own, "the schema was deployed by a later release; leaving it alone");
         return Ok(Standing::Newer);
     }
-    if found.migration == latest_migration() && found.functions_digest == FUNCTIONS_DIGEST && deployed == own {
+    if found.migration == latest_migration() && found.functions_digest == functions::FUNCTIONS_DIGEST && deployed == own
+    {
         Ok(Standing::Current)
     } else {
         Ok(Standing::Outdated)
@@ -226,7 +225,7 @@ async fn apply(pool: &Pool, schema: &SchemaName) -> Result<(), Error> {
     }
     create_schema(client, schema).await?;
     migrate(client, schema).await?;
-    deploy_functions(client, schema).await?;
+    functions::deploy(client, schema).await?;
     info!(schema = schema.as_str(), release = RELEASE, "schema deployed");
     Ok(())
 }
@@ -320,83 +319,6 @@ async fn migrate(client: &mut Client, schema: &SchemaName) -> Result<(), Error> 
         Error::new(kind, format!("the tables cannot be deployed: {cause}")).caused_by(error)
     })?;
     Ok(())
-}
-
-/// All functions, their permissions and the record of it, in one transaction.
-async fn deploy_functions(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
-    let transaction = client.transaction().await.map_err(database)?;
-    transaction
-        .batch_execute("set local check_function_bodies = off")
-        .await
-        .map_err(database)?;
-    // A signature that changed would become an overload, or be refused.
-    let rows = transaction
-        .query(DESCRIBE_SCHEMA, &[&schema.as_str()])
-        .await
-        .map_err(database)?;
-    let mut actual = Vec::with_capacity(rows.len());
-    for row in &rows {
-        actual.push(row.try_get::<_, String>(0).map_err(database)?);
-    }
-    let mut grants = Vec::new();
-    for name in drift::changed_signatures(EXPECTED, &actual) {
-        grants.extend(drop_overloads(&transaction, schema, &name).await?);
-    }
-    for (name, sql) in FUNCTIONS {
-        transaction.batch_execute(sql).await.map_err(|error| {
-            Error::new(
-                ErrorKind::Database,
-                format!("function {name} cannot be deployed: {}", describe(&error)),
-            )
-            .caused_by(error)
-        })?;
-    }
-    transaction.batch_execute(PERMISSIONS).await.map_err(database)?;
-    for grant in grants {
-        transaction.batch_execute(&grant).await.map_err(database)?;
-    }
-    transaction
-        .execute(
-            "insert into deployment as d (release, serves_from, functions_digest, deployed_at) \
-             values ($1, $2, $3, clock_timestamp()) \
-                 on conflict (only_row) do update \
-                set release = excluded.release, serves_from = excluded.serves_from, \
-                    functions_digest = excluded.functions_digest, deployed_at = excluded.deployed_at",
-            &[&RELEASE, &SERVES_FROM, &FUNCTIONS_DIGEST],
-        )
-        .await
-        .map_err(database)?;
-    transaction.commit().await.map_err(database)
-}
-
-/// Returns the grants that the dropped functions had.
-async fn drop_overloads(
-    transaction: &tokio_postgres::Transaction<'_>,
-    schema: &SchemaName,
-    name: &str,
-) -> Result<Vec<String>, Error> {
-    let rows = transaction
-        .query(
-            "select p.oid::regprocedure::text, \
-                    array(select format('grant execute on function %I to %I', p.proname, r.rolname) \
-                            from aclexplode(p.proacl) as a join pg_roles as r on r.oid = a.grantee \
-                           where a.privilege_type = 'EXECUTE' and a.grantee <> p.proowner) \
-               from pg_proc as p \
-              where p.pronamespace = $1::text::regnamespace and p.proname = $2",
-            &[&schema.quoted(), &name],
-        )
-        .await
-        .map_err(database)?;
-    let mut grants = Vec::new();
-    for row in &rows {
-        let signature: String = row.try_get(0).map_err(database)?;
-        grants.extend(row.try_get::<_, Vec<String>>(1).map_err(database)?);
-        transaction
-            .batch_execute(&format!("drop function {signature}"))
-            .await
-            .map_err(database)?;
-    }
-    Ok(grants)
 }
 
 fn database(error: tokio_postgres::Error) -> Error {

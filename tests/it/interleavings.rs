@@ -3,6 +3,7 @@
 mod activities;
 mod deletion;
 mod turns;
+mod wake_ups;
 
 use std::future::Future;
 use std::sync::Arc;
