@@ -29,8 +29,10 @@ const MAX_BACKOFF: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(crate) struct Caller {
     pool: Pool,
+    /// Whether nobody else uses the pool.
+    owns_pool: bool,
     schema: Arc<str>,
-    /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls.
+    /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls. Closed with the provider.
     ordinary: Arc<Semaphore>,
 }
 
@@ -65,23 +67,26 @@ pub(crate) struct Answer {
 
 impl Caller {
     /// `quoted_schema` must be a quoted identifier.
-    pub(crate) fn new(pool: Pool, quoted_schema: &str) -> Self {
+    pub(crate) fn new(pool: Pool, owns_pool: bool, quoted_schema: &str) -> Self {
         let size = pool.status().max_size;
         let reserved = (size / 4).max(1);
         Self {
             ordinary: Arc::new(Semaphore::new(size.saturating_sub(reserved).max(1))),
             pool,
+            owns_pool,
             schema: quoted_schema.into(),
         }
     }
 
     pub(crate) fn close(&self) {
-        self.pool.close();
         self.ordinary.close();
+        if self.owns_pool {
+            self.pool.close();
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.pool.is_closed()
+        self.ordinary.is_closed()
     }
 
     /// Calls a function once, on an ordinary connection.
@@ -186,6 +191,9 @@ impl Caller {
         parameters: Parameters<'_>,
         sent: &AtomicBool,
     ) -> Result<Vec<Row>, CallError> {
+        if self.is_closed() {
+            return Err(CallError::Closed);
+        }
         let mut connection = Checkout::new(self.pool.get().await?);
         let mut result = self.execute(connection.client(), function, parameters, sent).await;
         if result.as_ref().is_err_and(CallError::is_stale_statement) {

@@ -96,7 +96,8 @@ impl Builder {
     ///
     /// Its own settings apply; [`pool_size`](Self::pool_size) and [`tls`](Self::tls) do not. There is no connection
     /// for LISTEN then: waiting fetches poll every half second at least, and other processes learn of new work when
-    /// they poll. If it is shared, nobody may leave session state on its connections.
+    /// they poll. If it is shared, nobody may leave session state on its connections. It stays open when the provider is
+    /// closed.
     pub fn from_pool(pool: Pool) -> Self {
         Self::new(Source::Pool(pool))
     }
@@ -151,6 +152,7 @@ impl Builder {
         if self.pool_size == 0 {
             return Err(Error::new(ErrorKind::Config, "the pool size must be at least 1"));
         }
+        let owns_pool = !matches!(self.source, Source::Pool(_));
         let (pool, connector, server) = match self.source {
             Source::Pool(pool) => (pool, None, "the pool's server".to_string()),
             Source::Url(url) => {
@@ -164,7 +166,7 @@ impl Builder {
             }
             Source::Config(config) => open(*config, &*self.tls, self.pool_size)?,
         };
-        let caller = Caller::new(pool.clone(), &schema.quoted());
+        let caller = Caller::new(pool.clone(), owns_pool, &schema.quoted());
         deploy::deploy(&pool, &caller, &schema, self.deploy)
             .await
             .map_err(|error| match error.kind() {

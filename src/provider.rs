@@ -109,7 +109,7 @@ impl PostgresProvider {
         }
     }
 
-    /// Closes all connections. Calls under way finish; later ones fail, and waiting fetches return empty.
+    /// Closes the provider and its connections. Calls under way finish; later ones fail, and waiting fetches return empty.
     ///
     /// Shut the runtime down first. Dropping the last clone does the same.
     pub fn close(&self) {

@@ -2,6 +2,7 @@
 //! Each test has a schema of its own, so all of them run in parallel.
 
 mod bad_input;
+mod connecting;
 mod deletion;
 mod deployment;
 mod fixtures;

@@ -1,14 +1,9 @@
 //! Settings and connections.
 
-use std::time::Duration;
-
-use duroxide::providers::{Provider, ProviderAdmin};
 use duroxide_postgres::{ErrorKind, PostgresProvider};
 use tokio_postgres::Config;
 
-use super::permanent;
-use crate::fixtures::LOCK;
-use crate::support::{TestSchema, database_url, with_database};
+use crate::support::{database_url, with_database};
 
 #[tokio::test]
 async fn connection_trouble_is_named_without_secrets() {
@@ -89,68 +84,4 @@ async fn invalid_settings_are_refused_before_connecting() {
         .await
         .expect_err("no connections");
     assert_eq!(error.kind(), ErrorKind::Config);
-}
-
-#[tokio::test]
-async fn everything_libpq_connection_strings_carry_works() {
-    let config: Config = database_url().parse().expect("DATABASE_URL");
-    let user = config.get_user().expect("user");
-    let database = config.get_dbname().expect("database");
-    let port = config.get_ports().first().copied().unwrap_or(5432);
-    let password = config.get_password().map_or(String::new(), |password| {
-        format!(" password='{}'", String::from_utf8_lossy(password))
-    });
-    for text in [
-        format!("host=127.0.0.1 port={port} user={user} dbname={database}{password}"),
-        format!("host=127.0.0.1,127.0.0.1 port=1,{port} user={user} dbname={database}{password} connect_timeout=5"),
-        format!(
-            "host=127.0.0.1 port={port} user={user} dbname={database}{password} target_session_attrs=read-write \
-             application_name=mine keepalives=1 keepalives_idle=30 sslmode=prefer"
-        ),
-    ] {
-        let schema = TestSchema::new();
-        let provider = PostgresProvider::builder(&text)
-            .schema(&schema.name)
-            .pool_size(2)
-            .connect()
-            .await
-            .expect(&text);
-        provider.health_check().await.expect("healthy");
-        if text.contains("application_name") {
-            let client = schema.client().await;
-            let found: i64 = client
-                .query_one(
-                    "select count(*) from pg_stat_activity where application_name = 'mine'",
-                    &[],
-                )
-                .await
-                .expect("activity")
-                .get(0);
-            assert!(found > 0);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_closed_provider_says_so() {
-    let schema = TestSchema::new();
-    let provider = schema.provider().await;
-    let waiting = {
-        let provider = provider.clone();
-        tokio::spawn(async move {
-            provider
-                .fetch_orchestration_item(LOCK, Duration::from_secs(60), None)
-                .await
-        })
-    };
-    // Let it look once and go to sleep.
-    provider.get_queue_depths().await.expect("open");
-    provider.close();
-    let outcome = tokio::time::timeout(Duration::from_secs(10), waiting)
-        .await
-        .expect("woken")
-        .expect("task");
-    assert!(matches!(outcome, Ok(None) | Err(_)), "{outcome:?}");
-    permanent(provider.read("i").await, &["closed"]);
-    assert!(provider.health_check().await.is_err());
 }
