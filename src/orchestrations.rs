@@ -193,11 +193,13 @@ impl Inner {
         Ok(())
     }
 
+    /// `pause`: how long the instance rests unless another message comes for it.
     pub(crate) async fn abandon_orchestration_item(
         &self,
         token: &str,
         delay: Option<Duration>,
         ignore_attempt: bool,
+        pause: Option<Duration>,
     ) -> Result<(), ProviderError> {
         const OPERATION: &str = "abandon_orchestration_item";
         let token = turn_token(OPERATION, token)?;
@@ -210,6 +212,7 @@ impl Inner {
                     &token.lease,
                     &delay.map(encode::milliseconds),
                     &ignore_attempt,
+                    &pause.map(encode::milliseconds),
                 ],
                 self.lease_call(token.lease, None),
             )

@@ -13,6 +13,10 @@ use tracing::debug;
 use crate::provider::Inner;
 use crate::wake::Queue;
 
+/// How long an instance rests whose lease was handed back: a caller that drops its fetches again and again must not keep
+/// it from others by claiming it each time.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// What one look at a queue brought.
 pub(crate) enum Look<T> {
     /// A lease, and what it is for.
@@ -52,7 +56,7 @@ impl<T> Drop for Granted<T> {
         let (inner, token, queue) = (Arc::clone(&self.inner), std::mem::take(&mut self.token), self.queue);
         runtime.spawn(async move {
             let result = match queue {
-                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true).await,
+                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, Some(PAUSE)).await,
                 Queue::Worker => inner.abandon_work_item(&token, None, true).await,
             };
             if let Err(error) = result {

@@ -267,7 +267,7 @@ impl Provider for PostgresProvider {
         ignore_attempt: bool,
     ) -> Result<(), ProviderError> {
         self.inner
-            .abandon_orchestration_item(lock_token, delay, ignore_attempt)
+            .abandon_orchestration_item(lock_token, delay, ignore_attempt, None)
             .await
     }
 

@@ -1,12 +1,14 @@
 -- Ends a lease without a turn: its messages are delivered again, hidden for p_delay_ms first if given.
--- The delivery counts as an attempt unless p_ignore_attempt. Also ends a lease that has expired, as long
+-- The delivery counts as an attempt unless p_ignore_attempt. With p_pause_ms the instance is not due before that,
+-- unless another message comes; its messages stay visible, and in order. Also ends a lease that has expired, as long
 -- as nobody took it over. Returns the milliseconds until the instance is due again, NULL if it is not.
 -- Locks: the mailbox. Raises DX001 (lease lost), DX007.
 create or replace function abandon_orchestration_item(
     p_instance_id    text,
     p_lease          uuid,
     p_delay_ms       bigint,
-    p_ignore_attempt boolean
+    p_ignore_attempt boolean,
+    p_pause_ms       bigint
 ) returns bigint
 language plpgsql
 as $$
@@ -34,7 +36,7 @@ begin
            and q.id = any (v_box.claimed_ids);
     end if;
 
-    v_next := next_available_at(p_instance_id);
+    v_next := greatest(next_available_at(p_instance_id), clock_timestamp() + p_pause_ms * interval '1 ms');
     update mailboxes as m
        set available_at = v_next,
            lease = null,

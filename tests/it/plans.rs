@@ -235,7 +235,7 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
         ),
         (
             "abandon_orchestration_item",
-            "select * from abandon_orchestration_item('target', $1, null, true)",
+            "select * from abandon_orchestration_item('target', $1, null, true, null)",
         ),
     ] {
         faults.extend(explained.judge(name, call, &[&lease]).await);

@@ -30,7 +30,13 @@ async fn dropped_fetch_of_a_turn_hands_it_back() {
         world.lease_left("mailboxes").await.is_none().then_some(())
     })
     .await;
-    let (turn, _, attempt) = fixtures::turn(&*world.provider, LEASE).await;
+    // After a moment's rest, long before the lease would have ended.
+    let (turn, _, attempt) = world
+        .provider
+        .fetch_orchestration_item(LEASE, LEASE / 3, None)
+        .await
+        .expect("fetch")
+        .expect("a turn");
     assert_eq!((turn.messages.len(), attempt), (1, 1));
 }
 
