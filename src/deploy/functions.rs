@@ -2,7 +2,7 @@
 
 use tokio_postgres::{Client, Transaction};
 
-use super::{DESCRIBE_SCHEMA, EXPECTED, RELEASE, SERVES_FROM, database, drift};
+use super::{EXPECTED, RELEASE, SERVES_FROM, database, describe_schema, drift};
 use crate::error::{Error, ErrorKind, describe};
 use crate::schema_name::SchemaName;
 
@@ -12,20 +12,13 @@ const PERMISSIONS: &str = include_str!("../../sql/permissions.sql");
 
 /// All functions, their permissions and the record of it, in one transaction.
 pub(super) async fn deploy(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
+    let actual = describe_schema(client, schema).await?;
     let transaction = client.transaction().await.map_err(database)?;
     transaction
         .batch_execute("set local check_function_bodies = off")
         .await
         .map_err(database)?;
     // A signature that changed would become an overload, or be refused.
-    let rows = transaction
-        .query(DESCRIBE_SCHEMA, &[&schema.as_str()])
-        .await
-        .map_err(database)?;
-    let mut actual = Vec::with_capacity(rows.len());
-    for row in &rows {
-        actual.push(row.try_get::<_, String>(0).map_err(database)?);
-    }
     let mut grants = Vec::new();
     for name in drift::changed_signatures(EXPECTED, &actual) {
         grants.extend(drop_overloads(&transaction, schema, &name).await?);
