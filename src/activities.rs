@@ -1,16 +1,22 @@
 //! The worker queue: `sql/activities`.
 
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter, WorkItem};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
+use tracing::error;
+use uuid::Uuid;
 
+use crate::batch::{self, Batched};
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
+use crate::error::CallError;
 use crate::orchestrations::enqueue_error;
-use crate::poll::{Granted, Look};
+use crate::poll::{self, Fetch, Found, Granted, Line};
 use crate::provider::Inner;
 use crate::token::ActivityToken;
 use crate::wake::Queue;
@@ -20,16 +26,37 @@ use crate::work_item::{Activities, completion};
 pub(crate) type Activity = (WorkItem, String, u32);
 
 /// What a worker asks for, in the terms of the function.
-#[derive(Clone)]
-struct Request {
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct ActivityRequest {
     lock_timeout: Duration,
     /// Routing keys; none for any tag.
     tags: Option<Vec<String>>,
-    owner_id: Option<String>,
-    session_lock_timeout_ms: i64,
+    sessions: Sessions,
 }
 
-impl Request {
+/// Whether activities of sessions are wanted.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Sessions {
+    No,
+    /// As soon as there are any. Until then it does not matter for whom, and workers share their looks.
+    IfAny,
+    /// For this owner.
+    For { owner_id: String, lock_timeout_ms: i64 },
+}
+
+impl poll::Request for ActivityRequest {
+    type Item = Activity;
+
+    fn look(self, inner: Arc<Inner>, wanted: usize) -> BoxFuture<'static, Result<Found<Activity>, ProviderError>> {
+        async move { inner.look_for_activities(&self, wanted).await }.boxed()
+    }
+
+    fn line(inner: &Inner) -> &Line<Self> {
+        &inner.activities
+    }
+}
+
+impl ActivityRequest {
     fn new(
         lock_timeout: Duration,
         session: Option<&SessionFetchConfig>,
@@ -55,10 +82,13 @@ impl Request {
         Ok(Self {
             lock_timeout,
             tags,
-            owner_id: session
-                .map(|session| encode::key(OPERATION, "session owner", &session.owner_id).map(str::to_string))
-                .transpose()?,
-            session_lock_timeout_ms: session.map_or(0, |session| encode::milliseconds(session.lock_timeout)),
+            sessions: match session {
+                None => Sessions::No,
+                Some(session) => Sessions::For {
+                    owner_id: encode::key(OPERATION, "session owner", &session.owner_id)?.to_string(),
+                    lock_timeout_ms: encode::milliseconds(session.lock_timeout),
+                },
+            },
         })
     }
 }
@@ -71,68 +101,121 @@ impl Inner {
         session: Option<&SessionFetchConfig>,
         tag_filter: &TagFilter,
     ) -> Result<Option<Activity>, ProviderError> {
-        let request = Request::new(lock_timeout, session, tag_filter)?;
-        self.poll(Queue::Worker, poll_timeout, |inner| {
-            let request = request.clone();
-            async move { inner.look_for_activity(&request).await }
-        })
-        .await
+        let own = ActivityRequest::new(lock_timeout, session, tag_filter)?;
+        let started = Instant::now();
+        let left = || poll_timeout.saturating_sub(started.elapsed());
+        if own.tags.as_ref().is_some_and(Vec::is_empty) {
+            // Nothing will ever fit, but the caller counts on being held up.
+            tokio::time::sleep(if self.long_poll { poll_timeout } else { Duration::ZERO }).await;
+            return Ok(None);
+        }
+        if session.is_some() && !self.has_sessions(&own.tags) {
+            let shared = ActivityRequest {
+                sessions: Sessions::IfAny,
+                ..own.clone()
+            };
+            match self.fetch(&shared, left()).await? {
+                Fetch::Item(activity) => return Ok(Some(activity)),
+                Fetch::Nothing => return Ok(None),
+                Fetch::AskAnew => {}
+            }
+        }
+        match self.fetch(&own, left()).await? {
+            Fetch::Item(activity) => Ok(Some(activity)),
+            Fetch::Nothing | Fetch::AskAnew => Ok(None),
+        }
     }
 
-    async fn look_for_activity(self: &Arc<Self>, request: &Request) -> Result<Look<Activity>, ProviderError> {
+    async fn look_for_activities(
+        self: &Arc<Self>,
+        request: &ActivityRequest,
+        wanted: usize,
+    ) -> Result<Found<Activity>, ProviderError> {
         const OPERATION: &str = "fetch_work_item";
-        if request.tags.as_ref().is_some_and(Vec::is_empty) {
-            return Ok(Look::Nothing(None));
-        }
+        let (owner_id, session_lock_timeout_ms) = match &request.sessions {
+            Sessions::For {
+                owner_id,
+                lock_timeout_ms,
+            } => (Some(owner_id), *lock_timeout_ms),
+            Sessions::No | Sessions::IfAny => (None, 0),
+        };
         let (cursor_tags, cursors) = self.session_cursors();
         let rows = self
-            .caller
-            .call(
+            .call_with_care(
                 OPERATION,
                 &[
                     &encode::milliseconds(request.lock_timeout),
                     &request.tags,
-                    &request.owner_id,
-                    &request.session_lock_timeout_ms,
+                    &owner_id,
+                    &session_lock_timeout_ms,
+                    &(request.sessions == Sessions::IfAny),
                     &cursor_tags,
                     &cursors,
-                    &1_i32,
+                    &i32::try_from(wanted).unwrap_or(i32::MAX),
                 ],
             )
-            .await
-            .map_err(|error| error.to_provider_error(OPERATION))?;
-        let Some(row) = rows.first() else {
-            return Ok(Look::Nothing(None));
+            .await?;
+        let mut found = Found {
+            granted: Vec::with_capacity(wanted),
+            next: None,
+            ask_anew: false,
         };
-        self.remember_session_cursors(row)
-            .map_err(|error| self.decoding(OPERATION, error))?;
-        let fetched = Fetched::decode(row).map_err(|error| self.decoding(OPERATION, error))?;
-        let (token, attempt_count, item) = match fetched {
-            Fetched::Nothing { next } => return Ok(Look::Nothing(next)),
-            Fetched::Activity {
-                token,
-                attempt_count,
-                item,
-            } => (token, attempt_count, item),
-        };
-        self.leases.extended(token.lease, request.lock_timeout);
-        // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
-        let item = (*item).map_err(|error| {
-            ProviderError::permanent(
-                OPERATION,
-                format!(
-                    "activity {} of instance {:?} (row {}) cannot be read: {error}",
-                    token.activity_id, token.instance_id, token.id
-                ),
-            )
-        })?;
-        let token = token.to_string();
-        Ok(Look::Granted(Granted::new(
-            self,
-            Queue::Worker,
-            token.clone(),
-            (item, token, attempt_count),
-        )))
+        let mut unreadable = None;
+        for row in &rows {
+            self.remember_session_cursors(row)
+                .map_err(|error| self.decoding(OPERATION, error))?;
+            let sessions: bool = row.try_get("sessions").map_err(|error| self.decoding(OPERATION, error))?;
+            self.set_has_sessions(&request.tags, sessions);
+            found.ask_anew = sessions && request.sessions == Sessions::IfAny;
+            let fetched = Fetched::decode(row).map_err(|error| self.decoding(OPERATION, error))?;
+            let (token, attempt_count, item) = match fetched {
+                Fetched::Nothing { next } => {
+                    found.next = next;
+                    continue;
+                }
+                Fetched::Activity {
+                    token,
+                    attempt_count,
+                    item,
+                } => (token, attempt_count, item),
+            };
+            self.leases.extended(token.lease, request.lock_timeout);
+            match *item {
+                Ok(item) => {
+                    let token = token.to_string();
+                    let activity = (item, token.clone(), attempt_count);
+                    found.granted.push(Granted::new(self, Queue::Worker, token, activity));
+                }
+                // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
+                Err(reason) => {
+                    let message = format!(
+                        "activity {} of instance {:?} (row {}) cannot be read: {reason}",
+                        token.activity_id, token.instance_id, token.id
+                    );
+                    error!("{message}");
+                    unreadable = Some(ProviderError::permanent(OPERATION, message));
+                }
+            }
+        }
+        match unreadable {
+            Some(error) if found.granted.is_empty() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
+    /// Whether there were activities of sessions when somebody last looked for these tags.
+    fn has_sessions(&self, tags: &Option<Vec<String>>) -> bool {
+        let seen = self.tags_with_sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.contains(tags)
+    }
+
+    fn set_has_sessions(&self, tags: &Option<Vec<String>>, sessions: bool) {
+        let mut seen = self.tags_with_sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if !sessions {
+            seen.remove(tags);
+        } else if !seen.contains(tags) {
+            seen.insert(tags.clone());
+        }
     }
 
     fn session_cursors(&self) -> (Vec<String>, Vec<String>) {
@@ -160,7 +243,7 @@ impl Inner {
         token: &ActivityToken,
         parameters: Parameters<'_>,
         lease: LeaseCall<'_>,
-    ) -> Answer {
+    ) -> Answer<Vec<Row>> {
         let mut all: Vec<&(dyn ToSql + Sync)> = vec![
             &token.instance_id,
             &token.execution_id,
@@ -169,29 +252,68 @@ impl Inner {
             &token.lease,
         ];
         all.extend_from_slice(parameters);
-        self.caller.call_within_lease(operation, &all, lease).await
+        self.caller.call_within_lease(operation, &all, lease, None).await
     }
 
-    pub(crate) async fn ack_work_item(&self, token: &str, result: Option<&WorkItem>) -> Result<(), ProviderError> {
+    pub(crate) async fn ack_work_item(
+        self: &Arc<Self>,
+        token: &str,
+        result: Option<&WorkItem>,
+    ) -> Result<(), ProviderError> {
         const OPERATION: &str = "ack_work_item";
-        let token = activity_token(OPERATION, token)?;
-        let (instance_id, item) = result.map(|item| completion(OPERATION, item)).transpose()?.unzip();
-        let answer = self
-            .call_on_activity(
-                OPERATION,
-                &token,
-                &[&instance_id, &item],
-                LeaseCall {
-                    bytes: item.as_ref().map_or(0, String::len),
-                    ..self.lease_call(token.lease, None)
-                },
-            )
-            .await;
-        self.lease_ended(OPERATION, token.lease, answer, true)?;
-        if item.is_some() {
-            self.waker.enqueued(Queue::Orchestrator);
+        let ack = Arc::new(ActivityAck {
+            token: activity_token(OPERATION, token)?,
+            completion: result.map(|item| completion(OPERATION, item)).transpose()?,
+        });
+        let failed = match self.activity_acks.submit(self, Arc::clone(&ack)).await {
+            Batched::Answered(Ok(done)) => Ok(done),
+            Batched::Answered(Err(error)) => Err(Some(error)),
+            Batched::Alone => Err(None),
+        };
+        let lease = ack.token.lease;
+        let answer = match failed {
+            Ok(done) => Answer {
+                result: ack.held(done),
+                repeated: false,
+            },
+            Err(failed) => {
+                let acks = [Arc::clone(&ack)];
+                let columns = ActivityAcks::new(&acks);
+                self.caller
+                    .call_within_lease(OPERATION, &columns.parameters(), self.activity_lease(&ack), failed)
+                    .await
+                    .and_then(|rows| ack.held(done(&rows)?.into_iter().all(|done| done)))
+            }
+        };
+        self.lease_ended(OPERATION, lease, answer, true)?;
+        if ack.completion.is_some() {
+            self.enqueued(Queue::Orchestrator);
         }
         Ok(())
+    }
+
+    fn activity_lease<'a>(&'a self, ack: &ActivityAck) -> LeaseCall<'a> {
+        LeaseCall {
+            bytes: batch::Request::bytes(ack),
+            ..self.lease_call(ack.token.lease, None)
+        }
+    }
+
+    /// One attempt for many activities.
+    pub(crate) fn send_activity_acks(
+        self: Arc<Self>,
+        acks: Vec<Arc<ActivityAck>>,
+    ) -> BoxFuture<'static, Vec<Result<bool, CallError>>> {
+        async move {
+            let columns = ActivityAcks::new(&acks);
+            let leases = acks.iter().map(|ack| self.activity_lease(ack));
+            let sent = self
+                .caller
+                .call_within_leases("ack_work_item", &columns.parameters(), leases)
+                .await;
+            batch::answers(sent.and_then(|rows| done(&rows)), acks.len())
+        }
+        .boxed()
     }
 
     pub(crate) async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
@@ -211,7 +333,7 @@ impl Inner {
     }
 
     pub(crate) async fn abandon_work_item(
-        &self,
+        self: &Arc<Self>,
         token: &str,
         delay: Option<Duration>,
         ignore_attempt: bool,
@@ -227,30 +349,152 @@ impl Inner {
             )
             .await;
         self.lease_ended(OPERATION, token.lease, answer, true)?;
-        self.waker.enqueued(Queue::Worker);
+        self.enqueued(Queue::Worker);
         Ok(())
     }
 
-    pub(crate) async fn enqueue_for_worker(&self, item: &WorkItem) -> Result<(), ProviderError> {
+    pub(crate) async fn enqueue_for_worker(self: &Arc<Self>, item: &WorkItem) -> Result<(), ProviderError> {
         const OPERATION: &str = "enqueue_for_worker";
         let mut activities = Activities::default();
         activities.push(OPERATION, item)?;
+        let activities = Arc::new(activities);
+        let sent = match self.new_activities.submit(self, Arc::clone(&activities)).await {
+            Batched::Answered(Err(CallError::InCompany(false))) | Batched::Alone => {
+                self.send_activity_columns(&[activities]).await.map(|_| ())
+            }
+            Batched::Answered(sent) => sent,
+        };
+        sent.map_err(|error| enqueue_error(OPERATION, &error))?;
+        self.enqueued(Queue::Worker);
+        Ok(())
+    }
+
+    /// Many activities in one call.
+    pub(crate) fn send_activities(
+        self: Arc<Self>,
+        activities: Vec<Arc<Activities>>,
+    ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
+        async move {
+            let sent = self.send_activity_columns(&activities).await;
+            batch::answers(sent.map(|_| vec![(); activities.len()]), activities.len())
+        }
+        .boxed()
+    }
+
+    async fn send_activity_columns(&self, activities: &[Arc<Activities>]) -> Result<Vec<Row>, CallError> {
+        let texts = |column: fn(&Activities) -> &Vec<String>| -> Vec<&str> {
+            activities.iter().flat_map(|one| column(one)).map(String::as_str).collect()
+        };
+        let ids = |column: fn(&Activities) -> &Vec<i64>| -> Vec<i64> {
+            activities.iter().flat_map(|one| column(one)).copied().collect()
+        };
         self.caller
             .call(
-                OPERATION,
+                "enqueue_for_worker",
                 &[
-                    &activities.instance_ids,
-                    &activities.execution_ids,
-                    &activities.activity_ids,
-                    &activities.tags,
-                    &activities.sessions,
-                    &activities.items,
+                    &texts(|one| &one.instance_ids),
+                    &ids(|one| &one.execution_ids),
+                    &ids(|one| &one.activity_ids),
+                    &texts(|one| &one.tags),
+                    &texts(|one| &one.sessions),
+                    &texts(|one| &one.items),
                 ],
             )
             .await
-            .map_err(|error| enqueue_error(OPERATION, &error))?;
-        self.waker.enqueued(Queue::Worker);
-        Ok(())
+    }
+}
+
+impl batch::Request for Activities {
+    type Key = usize;
+
+    /// Any two can go together: where it is in memory tells it from all others.
+    fn key(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn bytes(&self) -> usize {
+        self.items.iter().map(String::len).sum()
+    }
+}
+
+/// The end of an activity.
+pub(crate) struct ActivityAck {
+    token: ActivityToken,
+    /// Where its completion goes, and its text.
+    completion: Option<(String, String)>,
+}
+
+impl ActivityAck {
+    fn held(&self, done: bool) -> Result<(), CallError> {
+        if done {
+            return Ok(());
+        }
+        Err(CallError::LeaseLost(format!(
+            "activity {} of instance {:?} was cancelled, or its lock has expired or is held by somebody else",
+            self.token.activity_id, self.token.instance_id
+        )))
+    }
+}
+
+impl batch::Request for ActivityAck {
+    type Key = Uuid;
+
+    fn key(&self) -> Uuid {
+        self.token.lease
+    }
+
+    fn bytes(&self) -> usize {
+        self.completion.as_ref().map_or(0, |(_, text)| text.len())
+    }
+}
+
+/// Many ends, column by column.
+#[derive(Default)]
+struct ActivityAcks<'a> {
+    instance_ids: Vec<&'a str>,
+    execution_ids: Vec<i64>,
+    activity_ids: Vec<i64>,
+    ids: Vec<i64>,
+    leases: Vec<Uuid>,
+    completion_instance_ids: Vec<Option<&'a str>>,
+    completions: Vec<Option<&'a str>>,
+}
+
+impl<'a> ActivityAcks<'a> {
+    fn new(acks: &'a [Arc<ActivityAck>]) -> Self {
+        let mut columns = Self::default();
+        for ack in acks {
+            columns.instance_ids.push(&ack.token.instance_id);
+            columns.execution_ids.push(ack.token.execution_id);
+            columns.activity_ids.push(ack.token.activity_id);
+            columns.ids.push(ack.token.id);
+            columns.leases.push(ack.token.lease);
+            let completion = ack.completion.as_ref().map(|(instance, text)| (&**instance, &**text));
+            let (instance_id, text) = completion.unzip();
+            columns.completion_instance_ids.push(instance_id);
+            columns.completions.push(text);
+        }
+        columns
+    }
+
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 7] {
+        [
+            &self.instance_ids,
+            &self.execution_ids,
+            &self.activity_ids,
+            &self.ids,
+            &self.leases,
+            &self.completion_instance_ids,
+            &self.completions,
+        ]
+    }
+}
+
+/// For each activity, whether its end was accepted.
+fn done(rows: &[Row]) -> Result<Vec<bool>, CallError> {
+    match rows.first() {
+        Some(row) => Ok(row.try_get(0)?),
+        None => Ok(Vec::new()),
     }
 }
 

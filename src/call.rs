@@ -60,9 +60,18 @@ impl LeaseCall<'_> {
 }
 
 /// The answer to a call, and whether an earlier attempt of it may already have committed.
-pub(crate) struct Answer {
-    pub(crate) result: Result<Vec<Row>, CallError>,
+pub(crate) struct Answer<T> {
+    pub(crate) result: Result<T, CallError>,
     pub(crate) repeated: bool,
+}
+
+impl<T> Answer<T> {
+    pub(crate) fn and_then<U>(self, decode: impl FnOnce(T) -> Result<U, CallError>) -> Answer<U> {
+        Answer {
+            result: self.result.and_then(decode),
+            repeated: self.repeated,
+        }
+    }
 }
 
 impl Caller {
@@ -117,20 +126,33 @@ impl Caller {
     ///
     /// The runtime takes any error of a renewal as "cancelled", and fails the instance after a few failed acks,
     /// so an error must not reach it earlier.
+    ///
+    /// `failed`: what became of a first attempt that was made together with others.
     pub(crate) async fn call_within_lease(
         &self,
         function: &str,
         parameters: Parameters<'_>,
         lease: LeaseCall<'_>,
-    ) -> Answer {
+        mut failed: Option<CallError>,
+    ) -> Answer<Vec<Row>> {
         let span = debug_span!("duroxide_postgres", function);
         let end = lease.leases.end_of(lease.id);
         async {
             let mut backoff = FIRST_BACKOFF;
             let mut repeated = false;
+            if let Some(CallError::InCompany(ambiguous)) = failed {
+                // Perhaps because of another: worth another attempt at once.
+                repeated = ambiguous;
+                failed = None;
+            }
             loop {
-                let timeout = lease.attempt_timeout(time_left(&end));
-                let result = self.attempt_within(timeout, function, parameters).await;
+                let result = match failed.take() {
+                    Some(error) => Err(error),
+                    None => {
+                        let timeout = lease.attempt_timeout(time_left(&end));
+                        self.attempt_within(timeout, function, parameters).await
+                    }
+                };
                 if let Err(error) = &result
                     && error.is_ambiguous()
                 {
@@ -159,6 +181,24 @@ impl Caller {
         }
         .instrument(span)
         .await
+    }
+
+    /// One attempt of a call that is about many leases at once, on a reserved connection.
+    pub(crate) async fn call_within_leases<'a>(
+        &self,
+        function: &str,
+        parameters: Parameters<'_>,
+        leases: impl Iterator<Item = LeaseCall<'a>>,
+    ) -> Result<Vec<Row>, CallError> {
+        let mut bytes = 0;
+        let mut shortest = ATTEMPT_TIMEOUT;
+        for lease in leases {
+            bytes += lease.bytes;
+            shortest = shortest.min(LeaseCall { bytes, ..lease }.attempt_timeout(time_left(lease.leases.end_of(lease.id))));
+        }
+        self.attempt_within(shortest, function, parameters)
+            .instrument(debug_span!("duroxide_postgres", function))
+            .await
     }
 
     /// As [`attempt`](Self::attempt), but gives up after a time.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
@@ -15,13 +15,13 @@ use tracing::debug;
 use crate::call::Caller;
 use crate::deploy;
 use crate::error::{Error, ErrorKind};
-use crate::lease::Leases;
 use crate::provider::{Inner, PostgresProvider};
 use crate::schema_name::SchemaName;
 use crate::wake::{Connector, Listening, Waker};
 
 const DEFAULT_SCHEMA: &str = "duroxide";
 const DEFAULT_POOL_SIZE: usize = 16;
+const DEFAULT_HISTORY_CACHE: usize = 64 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const POOL_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 const KEEPALIVES_IDLE: Duration = Duration::from_secs(10);
@@ -62,6 +62,7 @@ pub struct Builder {
     pool_size: usize,
     deploy: DeployPolicy,
     long_poll: bool,
+    history_cache: usize,
 }
 
 enum Source {
@@ -80,6 +81,7 @@ impl Builder {
             pool_size: DEFAULT_POOL_SIZE,
             deploy: DeployPolicy::default(),
             long_poll: true,
+            history_cache: DEFAULT_HISTORY_CACHE,
         }
     }
 
@@ -130,6 +132,14 @@ impl Builder {
         self
     }
 
+    /// How much memory this process spends on histories it knows already, in bytes. Default: 64 MiB.
+    ///
+    /// Of an orchestration whose history is in memory a turn loads, and parses, only what is new. 0 keeps nothing.
+    pub fn history_cache(mut self, bytes: usize) -> Self {
+        self.history_cache = bytes;
+        self
+    }
+
     /// How to encrypt connections: any TLS connector for tokio-postgres. Default: none.
     pub fn tls<T>(mut self, connector: T) -> Self
     where
@@ -176,15 +186,9 @@ impl Builder {
                 }
                 _ => error,
             })?;
+        let waker = Waker::new(schema.channel(), connector);
         Ok(PostgresProvider {
-            inner: Arc::new(Inner {
-                caller,
-                leases: Leases::default(),
-                waker: Waker::start(schema.channel(), connector),
-                long_poll: self.long_poll,
-                schema,
-                session_cursors: Mutex::default(),
-            }),
+            inner: Inner::new(caller, waker, schema, self.long_poll, self.history_cache),
         })
     }
 }
@@ -196,6 +200,7 @@ impl fmt::Debug for Builder {
             .field("pool_size", &self.pool_size)
             .field("deploy", &self.deploy)
             .field("long_poll", &self.long_poll)
+            .field("history_cache", &self.history_cache)
             .finish_non_exhaustive()
     }
 }

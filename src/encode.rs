@@ -57,6 +57,11 @@ pub(crate) fn id(operation: &str, field: &str, value: u64) -> Result<i64, Provid
         .map_err(|_| ProviderError::permanent(operation, format!("{field} is {value}, the limit is {}", i64::MAX)))
 }
 
+/// An id that is known to fit, or else the largest that does.
+pub(crate) fn saturated_id(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
 /// A stored id back as the runtime knows it.
 pub(crate) fn from_id(value: i64) -> u64 {
     value.max(0) as u64
@@ -72,7 +77,7 @@ pub(crate) fn milliseconds(duration: Duration) -> i64 {
 
 /// A point in time given by the runtime in milliseconds since the epoch.
 pub(crate) fn epoch_ms(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
+    saturated_id(value)
 }
 
 /// Free text. PostgreSQL has no NUL in text, so U+0001 escapes it, and itself; all other text is stored as it is.

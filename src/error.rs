@@ -89,6 +89,10 @@ pub(crate) enum CallError {
     TimedOut,
     /// The provider was closed.
     Closed,
+    /// The lease is not, or no longer, the caller's. Says of what.
+    LeaseLost(String),
+    /// A call made together with others failed, perhaps because of one of them. Says whether it may have committed.
+    InCompany(bool),
 }
 
 impl CallError {
@@ -109,7 +113,7 @@ impl CallError {
     }
 
     pub(crate) fn is_lease_lost(&self) -> bool {
-        self.sql_state().is_some_and(|state| state.code() == LEASE_LOST)
+        matches!(self, Self::LeaseLost(_)) || self.sql_state().is_some_and(|state| state.code() == LEASE_LOST)
     }
 
     /// Whether the same call may succeed later.
@@ -118,8 +122,8 @@ impl CallError {
     /// the runtime fail a healthy instance.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
-            Self::NoConnection(_) | Self::TimedOut => true,
-            Self::Closed => false,
+            Self::NoConnection(_) | Self::TimedOut | Self::InCompany(_) => true,
+            Self::Closed | Self::LeaseLost(_) => false,
             Self::Statement(error) => match error.as_db_error() {
                 Some(db) => is_retryable_state(db.code().code()),
                 // Conversion errors are ours; everything else without a SQLSTATE is the connection.
@@ -131,8 +135,9 @@ impl CallError {
     /// Whether the statement may have committed although this error came back.
     pub(crate) fn is_ambiguous(&self) -> bool {
         match self {
-            Self::NoConnection(_) | Self::Closed => false,
+            Self::NoConnection(_) | Self::Closed | Self::LeaseLost(_) => false,
             Self::TimedOut => true,
+            Self::InCompany(ambiguous) => *ambiguous,
             Self::Statement(error) => may_have_committed(error),
         }
     }
@@ -214,6 +219,8 @@ impl fmt::Display for CallError {
             Self::Statement(error) => f.write_str(&describe(error)),
             Self::TimedOut => f.write_str("PostgreSQL did not answer in time; the call may still take effect"),
             Self::Closed => f.write_str("the provider is closed"),
+            Self::LeaseLost(what) => write!(f, "Invalid lock token: {what} (SQLSTATE {LEASE_LOST})"),
+            Self::InCompany(_) => f.write_str("a call that carried several requests failed"),
         }
     }
 }

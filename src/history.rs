@@ -1,11 +1,19 @@
 //! Event histories and executions: `sql/history`.
 
+use std::sync::Arc;
+
 use duroxide::Event;
 use duroxide::providers::{ExecutionInfo, InstanceFilter, ProviderError, PruneOptions, PruneResult};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 
+use crate::batch::{self, Batched};
+use crate::cache::Known;
 use crate::encode;
+use crate::error::CallError;
 use crate::instances::{BULK_LIMIT, filter_ids};
 use crate::provider::Inner;
+use crate::turn_ack::TurnAck;
 use crate::work_item::json;
 
 /// Events, column by column.
@@ -34,23 +42,182 @@ impl Events {
     }
 }
 
-/// All events, or which of them cannot be read. None is ever skipped.
-pub(crate) fn decode_events(texts: Vec<String>) -> Result<Vec<Event>, String> {
+/// All events, or which of them, counted after those `before`, cannot be read. None is ever skipped.
+fn decode_events(texts: Vec<String>, before: usize) -> Result<Vec<Event>, String> {
     texts
         .iter()
         .enumerate()
         .map(|(position, text)| {
             serde_json::from_str(text)
-                .map_err(|error| format!("event {} of the history cannot be read: {error}", position + 1))
+                .map_err(|error| format!("event {} of the history cannot be read: {error}", before + position + 1))
         })
         .collect()
 }
 
+/// What the database sent of a history: what comes after `cached_event_id`, which this process has, or all of it (0).
+pub(crate) struct Tail {
+    /// None where there is no mailbox, and so nothing to tell whether it changed.
+    pub(crate) epoch: Option<i64>,
+    pub(crate) execution_id: i64,
+    pub(crate) cached_event_id: i64,
+    pub(crate) events: Vec<String>,
+}
+
+/// A history to read.
+pub(crate) struct ReadRequest {
+    instance_id: String,
+    known: Option<Known>,
+}
+
+impl batch::Request for ReadRequest {
+    type Key = usize;
+
+    /// Any two can go together: where it is in memory tells it from all others.
+    fn key(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn bytes(&self) -> usize {
+        self.instance_id.len()
+    }
+}
+
 impl Inner {
-    pub(crate) async fn read(&self, instance: &str) -> Result<Vec<Event>, ProviderError> {
+    pub(crate) async fn read(self: &Arc<Self>, instance: &str) -> Result<Vec<Event>, ProviderError> {
         const OPERATION: &str = "read";
-        let texts = self.value(OPERATION, instance, &[]).await?;
-        self.decode_history(OPERATION, instance, texts)
+        let request = Arc::new(ReadRequest {
+            instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
+            known: self.cache.get(instance),
+        });
+        let tail = match self.reads.submit(self, Arc::clone(&request)).await {
+            Batched::Answered(Err(CallError::InCompany(_))) | Batched::Alone => {
+                let alone = Arc::clone(self).send_reads(vec![Arc::clone(&request)]).await;
+                alone.into_iter().next().unwrap_or(Err(CallError::Closed))
+            }
+            Batched::Answered(tail) => tail,
+        };
+        let tail = tail.map_err(|error| error.to_provider_error(OPERATION))?;
+        self.whole_history(instance, request.known.clone(), tail)
+            .await
+            .map_err(|error| ProviderError::permanent(OPERATION, format!("instance {instance:?}: {error}")))
+    }
+
+    /// Many histories in one call.
+    pub(crate) fn send_reads(
+        self: Arc<Self>,
+        requests: Vec<Arc<ReadRequest>>,
+    ) -> BoxFuture<'static, Vec<Result<Tail, CallError>>> {
+        async move {
+            let known = |field: fn(&Known) -> i64| -> Vec<Option<i64>> {
+                requests.iter().map(|request| request.known.as_ref().map(field)).collect()
+            };
+            let instance_ids: Vec<&str> = requests.iter().map(|request| request.instance_id.as_str()).collect();
+            let sent = self
+                .caller
+                .call(
+                    "read",
+                    &[
+                        &instance_ids,
+                        &known(|known| known.epoch),
+                        &known(|known| known.execution_id),
+                        &known(|known| known.last_event_id),
+                    ],
+                )
+                .await;
+            let tails = sent.and_then(|rows| {
+                let tails = rows.iter().map(|row| {
+                    Ok(Tail {
+                        epoch: row.try_get("history_epoch")?,
+                        execution_id: row.try_get("execution_id")?,
+                        cached_event_id: row.try_get("cached_event_id")?,
+                        events: row.try_get::<_, Option<Vec<String>>>("history")?.unwrap_or_default(),
+                    })
+                });
+                tails.collect::<Result<Vec<_>, CallError>>()
+            });
+            batch::answers(tails, requests.len())
+        }
+        .boxed()
+    }
+
+    /// Puts together what this process has of a history and what the database sent, and keeps it in memory.
+    /// `known`: what the database was told that this process has; none if it knew by itself.
+    pub(crate) async fn whole_history(
+        &self,
+        instance: &str,
+        known: Option<Known>,
+        tail: Tail,
+    ) -> Result<Vec<Event>, String> {
+        let fits = |known: &Known| {
+            Some(known.epoch) == tail.epoch
+                && known.execution_id == tail.execution_id
+                && known.last_event_id >= tail.cached_event_id
+        };
+        if tail.cached_event_id > 0 {
+            let Some(mut known) = known.or_else(|| self.cache.get(instance)).filter(fits) else {
+                // Forgotten meanwhile: all of it, then.
+                let execution_id = encode::from_id(tail.execution_id);
+                return self
+                    .read_with_execution(instance, execution_id)
+                    .await
+                    .map_err(|error| error.message);
+            };
+            let json_bytes = tail.events.iter().map(String::len).sum();
+            let mut events = decode_events(tail.events, known.events.len())?;
+            events.retain(|event| encode::saturated_id(event.event_id()) > known.last_event_id);
+            if !events.is_empty() {
+                known.append(events, json_bytes);
+                self.cache.put(instance, known.clone());
+            }
+            return Ok(known.events.to_vec());
+        }
+        let json_bytes = tail.events.iter().map(String::len).sum();
+        let events = decode_events(tail.events, 0)?;
+        match tail.epoch {
+            Some(epoch) if self.cache.is_enabled() => {
+                let mut known = Known {
+                    epoch,
+                    execution_id: tail.execution_id,
+                    last_event_id: 0,
+                    events: Arc::default(),
+                    bytes: 0,
+                };
+                known.append(events.clone(), json_bytes);
+                self.cache.put(instance, known);
+            }
+            _ => self.cache.forget(instance),
+        }
+        Ok(events)
+    }
+
+    /// What this process has of the history that a turn adds to, if it is all there is. None at the turn's last end.
+    pub(crate) fn history_before(&self, ack: &TurnAck) -> Option<Known> {
+        let known = ack
+            .goes_on()
+            .then(|| self.cache.get(&ack.token.instance_id))
+            .flatten()?;
+        if known.execution_id == ack.execution_id {
+            let follows = ack.events.ids.iter().all(|id| *id > known.last_event_id);
+            return follows.then_some(known);
+        }
+        // A new execution begins.
+        (ack.events.ids.first() == Some(&1)).then(|| Known {
+            execution_id: ack.execution_id,
+            last_event_id: 0,
+            events: Arc::default(),
+            bytes: 0,
+            ..known
+        })
+    }
+
+    /// A turn was committed.
+    pub(crate) fn remember_turn(&self, ack: &TurnAck, before: Option<Known>, events: Vec<Event>) {
+        // So that the one in `before` is the only copy, and can be added to.
+        self.cache.forget(&ack.token.instance_id);
+        if let Some(mut known) = before {
+            known.append(events, ack.events.data.iter().map(String::len).sum());
+            self.cache.put(&ack.token.instance_id, known);
+        }
     }
 
     pub(crate) async fn read_with_execution(
@@ -60,18 +227,9 @@ impl Inner {
     ) -> Result<Vec<Event>, ProviderError> {
         const OPERATION: &str = "read_with_execution";
         let execution_id = encode::id(OPERATION, "execution id", execution_id)?;
-        let texts = self.value(OPERATION, instance, &[&execution_id]).await?;
-        self.decode_history(OPERATION, instance, texts)
-    }
-
-    fn decode_history(
-        &self,
-        operation: &str,
-        instance: &str,
-        texts: Option<Vec<String>>,
-    ) -> Result<Vec<Event>, ProviderError> {
-        decode_events(texts.unwrap_or_default())
-            .map_err(|error| ProviderError::permanent(operation, format!("instance {instance:?}: {error}")))
+        let texts: Option<Vec<String>> = self.value(OPERATION, instance, &[&execution_id]).await?;
+        decode_events(texts.unwrap_or_default(), 0)
+            .map_err(|error| ProviderError::permanent(OPERATION, format!("instance {instance:?}: {error}")))
     }
 
     pub(crate) async fn append_with_execution(

@@ -4,6 +4,8 @@
 
 mod activities;
 mod admin;
+mod batch;
+mod cache;
 mod call;
 mod config;
 mod deploy;
@@ -20,6 +22,7 @@ mod schema_name;
 mod sessions;
 mod token;
 mod turn;
+mod turn_ack;
 mod wake;
 mod work_item;
 

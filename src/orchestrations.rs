@@ -3,25 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use duroxide::Event;
 use duroxide::providers::{
     DispatcherCapabilityFilter, ExecutionMetadata, ProviderError, ScheduledActivityIdentifier, WorkItem,
 };
-use duroxide::{Event, EventKind};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tracing::warn;
-use uuid::Uuid;
 
+use crate::batch::{self, Batched};
 use crate::call::LeaseCall;
 use crate::encode;
 use crate::error::CallError;
-use crate::history::Events;
-use crate::kv::KvChanges;
-use crate::poll::{Granted, Look};
+use crate::poll::{self, Fetch, Found, Granted, Line};
 use crate::provider::Inner;
 use crate::token::TurnToken;
-use crate::turn::{Fetched, Turn, decode_fetched};
+use crate::turn::{Fetched, Turn};
+use crate::turn_ack::{TurnAck, TurnAcks, TurnAnswer};
 use crate::wake::Queue;
-use crate::work_item::{Activities, Messages};
+use crate::work_item::Messages;
 
 /// The version range of a filter; none if it allows nothing. Only the first range counts: the framework
 /// has defined no more yet, and its validations insist.
@@ -35,6 +36,26 @@ fn version_range(filter: Option<&DispatcherCapabilityFilter>) -> Option<(i64, i6
     }
 }
 
+/// What a dispatcher asks for, in the terms of the function.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct TurnRequest {
+    lock_timeout: Duration,
+    min_version: i64,
+    max_version: i64,
+}
+
+impl poll::Request for TurnRequest {
+    type Item = Turn;
+
+    fn look(self, inner: Arc<Inner>, wanted: usize) -> BoxFuture<'static, Result<Found<Turn>, ProviderError>> {
+        async move { inner.look_for_turns(self, wanted).await }.boxed()
+    }
+
+    fn line(inner: &Inner) -> &Line<Self> {
+        &inner.turns
+    }
+}
+
 impl Inner {
     pub(crate) async fn fetch_orchestration_item(
         self: &Arc<Self>,
@@ -42,160 +63,155 @@ impl Inner {
         poll_timeout: Duration,
         filter: Option<&DispatcherCapabilityFilter>,
     ) -> Result<Option<Turn>, ProviderError> {
-        let range = version_range(filter);
-        self.poll(Queue::Orchestrator, poll_timeout, |inner| async move {
-            match range {
-                Some(range) => inner.look_for_turn(lock_timeout, range).await,
-                None => Ok(Look::Nothing(None)),
-            }
-        })
-        .await
+        let Some((min_version, max_version)) = version_range(filter) else {
+            // Nothing will ever fit, but the caller counts on being held up.
+            tokio::time::sleep(if self.long_poll { poll_timeout } else { Duration::ZERO }).await;
+            return Ok(None);
+        };
+        let request = TurnRequest {
+            lock_timeout,
+            min_version,
+            max_version,
+        };
+        match self.fetch(&request, poll_timeout).await? {
+            Fetch::Item(turn) => Ok(Some(turn)),
+            Fetch::Nothing | Fetch::AskAnew => Ok(None),
+        }
     }
 
-    async fn look_for_turn(
+    async fn look_for_turns(
         self: &Arc<Self>,
-        lock_timeout: Duration,
-        (min_version, max_version): (i64, i64),
-    ) -> Result<Look<Turn>, ProviderError> {
+        request: TurnRequest,
+        wanted: usize,
+    ) -> Result<Found<Turn>, ProviderError> {
         const OPERATION: &str = "fetch_orchestration_item";
+        let node = self.cache.is_enabled().then_some(self.node);
         let rows = self
-            .caller
-            .call(
+            .call_with_care(
                 OPERATION,
-                &[&encode::milliseconds(lock_timeout), &min_version, &max_version, &1_i32],
+                &[
+                    &encode::milliseconds(request.lock_timeout),
+                    &request.min_version,
+                    &request.max_version,
+                    &i32::try_from(wanted).unwrap_or(i32::MAX),
+                    &node,
+                ],
             )
-            .await
-            .map_err(|error| error.to_provider_error(OPERATION))?;
+            .await?;
+        let mut found = Found {
+            granted: Vec::with_capacity(wanted),
+            next: None,
+            ask_anew: false,
+        };
         for row in rows {
-            match decode_fetched(&row).map_err(|error| CallError::from(error).to_provider_error(OPERATION))? {
+            match self.decode_turn(&row).await.map_err(|error| self.decoding(OPERATION, error))? {
                 Fetched::Turn { lease, turn } => {
-                    self.leases.extended(lease, lock_timeout);
+                    self.leases.extended(lease, request.lock_timeout);
                     let token = turn.1.clone();
-                    return Ok(Look::Granted(Granted::new(self, Queue::Orchestrator, token, *turn)));
+                    found.granted.push(Granted::new(self, Queue::Orchestrator, token, *turn));
                 }
                 Fetched::Dropped { instance_id, count } => warn!(
                     instance = instance_id,
                     count, "dropped queue messages for an instance that was never started"
                 ),
-                Fetched::Nothing { next } => return Ok(Look::Nothing(next)),
+                Fetched::Nothing { next } => found.next = next,
             }
         }
-        Ok(Look::Nothing(None))
+        Ok(found)
     }
 
     #[allow(clippy::too_many_arguments)]
     pub(crate) async fn ack_orchestration_item(
-        &self,
+        self: &Arc<Self>,
         token: &str,
         execution_id: u64,
-        history_delta: &[Event],
+        history_delta: Vec<Event>,
         worker_items: &[WorkItem],
         orchestrator_items: &[WorkItem],
         metadata: &ExecutionMetadata,
         cancelled_activities: &[ScheduledActivityIdentifier],
     ) -> Result<(), ProviderError> {
         const OPERATION: &str = "ack_orchestration_item";
-        let token = turn_token(OPERATION, token)?;
-        let events = Events::encode(OPERATION, history_delta)?;
-        let kv = KvChanges::encode(OPERATION, history_delta)?;
-        let mut activities = Activities::default();
-        for item in worker_items {
-            activities.push(OPERATION, item)?;
-        }
-        let mut messages = Messages::default();
-        for item in orchestrator_items {
-            messages.push(OPERATION, item)?;
-        }
-        let mut cancelled = (Vec::new(), Vec::new(), Vec::new());
-        for activity in cancelled_activities {
-            cancelled
-                .0
-                .push(encode::key(OPERATION, "instance id", &activity.instance)?);
-            cancelled
-                .1
-                .push(encode::id(OPERATION, "execution id", activity.execution_id)?);
-            cancelled
-                .2
-                .push(encode::id(OPERATION, "activity id", activity.activity_id)?);
-        }
-        let text = |field, value: &Option<String>| match value {
-            Some(value) => encode::name(OPERATION, field, value).map(|value| Some(value.to_string())),
-            None => Ok(None),
+        let mut ack = TurnAck::encode(
+            OPERATION,
+            turn_token(OPERATION, token)?,
+            execution_id,
+            &history_delta,
+            worker_items,
+            orchestrator_items,
+            metadata,
+            cancelled_activities,
+        )?;
+        let known = self.history_before(&ack);
+        ack.node = known.is_some().then_some(self.node);
+        let ack = Arc::new(ack);
+
+        let failed = match self.turn_acks.submit(self, Arc::clone(&ack)).await {
+            Batched::Answered(Ok(answer)) => Ok(answer),
+            Batched::Answered(Err(error)) => Err(Some(error)),
+            Batched::Alone => Err(None),
         };
-        let name = text("orchestration name", &metadata.orchestration_name)?;
-        let version = text("orchestration version", &metadata.orchestration_version)?;
-        let status = text("status", &metadata.status)?;
-        let parent = match &metadata.parent_instance_id {
-            Some(parent) => Some(encode::key(OPERATION, "parent instance id", parent)?),
-            None => None,
+        let lease = ack.token.lease;
+        let answer = match failed {
+            Ok(answer) => crate::call::Answer {
+                result: answer.held(&ack),
+                repeated: false,
+            },
+            Err(failed) => {
+                let acks = [Arc::clone(&ack)];
+                let columns = TurnAcks::new(&acks);
+                self.caller
+                    .call_within_lease(OPERATION, &columns.parameters(), self.turn_lease(&ack), failed)
+                    .await
+                    .and_then(|rows| match TurnAnswer::decode(&rows)?.pop() {
+                        Some(answer) => answer.held(&ack),
+                        None => Err(CallError::LeaseLost("the function returned no row".to_string())),
+                    })
+            }
         };
-        let custom_status = history_delta.iter().rev().find_map(|event| match &event.kind {
-            EventKind::CustomStatusUpdated { status } => Some(status.as_deref().map(encode::text)),
-            _ => None,
-        });
-        let bytes = [&events.data, &activities.items, &messages.items]
-            .into_iter()
-            .flatten()
-            .map(String::len)
-            .sum();
-        let answer = self
-            .caller
-            .call_within_lease(
-                OPERATION,
-                &[
-                    &token.instance_id,
-                    &token.lease,
-                    &Uuid::new_v4(),
-                    &encode::id(OPERATION, "execution id", execution_id)?,
-                    &events.ids,
-                    &events.data,
-                    &status,
-                    &metadata.output.as_deref().map(encode::text),
-                    &name,
-                    &version,
-                    &parent,
-                    &metadata.pinned_duroxide_version.as_ref().map(encode::version),
-                    &custom_status.is_some(),
-                    &custom_status.flatten(),
-                    &kv.clears,
-                    &kv.keys,
-                    &kv.values,
-                    &kv.updated_at_ms,
-                    &activities.instance_ids,
-                    &activities.execution_ids,
-                    &activities.activity_ids,
-                    &activities.tags,
-                    &activities.sessions,
-                    &activities.items,
-                    &cancelled.0,
-                    &cancelled.1,
-                    &cancelled.2,
-                    &messages.instance_ids,
-                    &messages.kinds,
-                    &messages.visible_at_ms,
-                    &messages.items,
-                ],
-                LeaseCall {
-                    bytes,
-                    ..self.lease_call(token.lease, None)
-                },
-            )
-            .await;
-        let rows = self.lease_ended(OPERATION, token.lease, answer, history_delta.is_empty())?;
+        let answer = self.lease_ended(OPERATION, lease, answer, history_delta.is_empty());
+        match &answer {
+            Ok(_) => self.remember_turn(&ack, known, history_delta),
+            Err(_) => self.cache.forget(&ack.token.instance_id),
+        }
         // An ack that turns out to have committed before says nothing: better one look too many.
-        let due_ms = if rows.is_empty() { Some(0) } else { first_column(&rows) };
+        let due_ms = answer?.map_or(Some(0), |answer| answer.due_ms);
         if due_ms.is_some() {
-            self.waker.enqueued(Queue::Orchestrator);
+            self.enqueued(Queue::Orchestrator);
         }
         if !worker_items.is_empty() {
-            self.waker.enqueued(Queue::Worker);
+            self.enqueued(Queue::Worker);
         }
         Ok(())
     }
 
+    fn turn_lease<'a>(&'a self, ack: &TurnAck) -> LeaseCall<'a> {
+        LeaseCall {
+            bytes: batch::Request::bytes(ack),
+            ..self.lease_call(ack.token.lease, None)
+        }
+    }
+
+    /// One attempt for many turns.
+    pub(crate) fn send_turn_acks(
+        self: Arc<Self>,
+        acks: Vec<Arc<TurnAck>>,
+    ) -> BoxFuture<'static, Vec<Result<TurnAnswer, CallError>>> {
+        async move {
+            let columns = TurnAcks::new(&acks);
+            let leases = acks.iter().map(|ack| self.turn_lease(ack));
+            let sent = self
+                .caller
+                .call_within_leases("ack_orchestration_item", &columns.parameters(), leases)
+                .await;
+            batch::answers(sent.and_then(|rows| TurnAnswer::decode(&rows)), acks.len())
+        }
+        .boxed()
+    }
+
     /// `pause`: how long the instance rests unless another message comes for it.
     pub(crate) async fn abandon_orchestration_item(
-        &self,
+        self: &Arc<Self>,
         token: &str,
         delay: Option<Duration>,
         ignore_attempt: bool,
@@ -215,10 +231,11 @@ impl Inner {
                     &pause.map(encode::milliseconds),
                 ],
                 self.lease_call(token.lease, None),
+                None,
             )
             .await;
         self.lease_ended(OPERATION, token.lease, answer, true)?;
-        self.waker.enqueued(Queue::Orchestrator);
+        self.enqueued(Queue::Orchestrator);
         Ok(())
     }
 
@@ -235,6 +252,7 @@ impl Inner {
                 OPERATION,
                 &[&token.instance_id, &token.lease, &encode::milliseconds(extend_for)],
                 self.lease_call(token.lease, Some(extend_for)),
+                None,
             )
             .await;
         answer.result.map_err(|error| error.to_provider_error(OPERATION))?;
@@ -243,7 +261,7 @@ impl Inner {
     }
 
     pub(crate) async fn enqueue_for_orchestrator(
-        &self,
+        self: &Arc<Self>,
         item: &WorkItem,
         delay: Option<Duration>,
     ) -> Result<(), ProviderError> {
@@ -254,21 +272,72 @@ impl Inner {
             // The caller's delay decides, also for a timer.
             messages.visible_at_ms = vec![None];
         }
+        let message = Arc::new(Message {
+            columns: messages,
+            delay_ms: delay.map(encode::milliseconds),
+        });
+        let sent = match self.messages.submit(self, Arc::clone(&message)).await {
+            Batched::Answered(Err(CallError::InCompany(false))) | Batched::Alone => {
+                self.send_message_columns(&[message]).await.map(|_| ())
+            }
+            Batched::Answered(sent) => sent,
+        };
+        sent.map_err(|error| enqueue_error(OPERATION, &error))?;
+        self.enqueued(Queue::Orchestrator);
+        Ok(())
+    }
+
+    /// Many messages in one call.
+    pub(crate) fn send_messages(
+        self: Arc<Self>,
+        messages: Vec<Arc<Message>>,
+    ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
+        async move {
+            let sent = self.send_message_columns(&messages).await;
+            batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
+        }
+        .boxed()
+    }
+
+    async fn send_message_columns(&self, messages: &[Arc<Message>]) -> Result<Vec<Row>, CallError> {
+        let column = |text: fn(&Messages) -> &Vec<String>| -> Vec<&str> {
+            messages.iter().flat_map(|message| text(&message.columns)).map(String::as_str).collect()
+        };
+        let kinds: Vec<i8> = messages.iter().flat_map(|message| &message.columns.kinds).copied().collect();
+        let visible_at_ms: Vec<Option<i64>> =
+            messages.iter().flat_map(|message| &message.columns.visible_at_ms).copied().collect();
+        let delays_ms: Vec<Option<i64>> = messages.iter().map(|message| message.delay_ms).collect();
         self.caller
             .call(
-                OPERATION,
+                "enqueue_for_orchestrator",
                 &[
-                    &messages.instance_ids,
-                    &messages.kinds,
-                    &messages.items,
-                    &messages.visible_at_ms,
-                    &vec![delay.map(encode::milliseconds)],
+                    &column(|columns| &columns.instance_ids),
+                    &kinds,
+                    &column(|columns| &columns.items),
+                    &visible_at_ms,
+                    &delays_ms,
                 ],
             )
             .await
-            .map_err(|error| enqueue_error(OPERATION, &error))?;
-        self.waker.enqueued(Queue::Orchestrator);
-        Ok(())
+    }
+}
+
+/// One message for an orchestration.
+pub(crate) struct Message {
+    columns: Messages,
+    delay_ms: Option<i64>,
+}
+
+impl batch::Request for Message {
+    type Key = usize;
+
+    /// Any two can go together: where it is in memory tells it from all others.
+    fn key(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn bytes(&self) -> usize {
+        self.columns.items.iter().map(String::len).sum()
     }
 }
 
@@ -286,8 +355,4 @@ pub(crate) fn enqueue_error(operation: &str, error: &CallError) -> ProviderError
 fn turn_token(operation: &str, token: &str) -> Result<TurnToken, ProviderError> {
     TurnToken::parse(token)
         .ok_or_else(|| ProviderError::permanent(operation, "Invalid lock token: not a token of an orchestration turn"))
-}
-
-fn first_column(rows: &[Row]) -> Option<i64> {
-    rows.first().and_then(|row| row.try_get(0).ok().flatten())
 }

@@ -1,11 +1,18 @@
-//! A fetch that waits for work, and what becomes of a lease whose caller went away.
+//! Fetches that wait for work: who waits, who looks, and what becomes of a lease whose caller went away.
+//!
+//! All fetches of this process that ask for the same thing form a group, and share their looks at the queue: one call
+//! claims as many items as there are callers waiting. While a look is on the wire, those who arrive wait for the next
+//! one. A look that brought too little tells when the next is worth it; until then only a wake-up causes another,
+//! however many callers come and go.
 
-use std::future::Future;
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use duroxide::providers::ProviderError;
+use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::debug;
@@ -16,14 +23,14 @@ use crate::wake::Queue;
 /// How long an instance rests whose lease was handed back: a caller that drops its fetches again and again must not keep
 /// it from others by claiming it each time.
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// What one look at a queue brought.
-pub(crate) enum Look<T> {
-    /// A lease, and what it is for.
-    Granted(Granted<T>),
-    /// Nothing; worth another look after this time, if known.
-    Nothing(Option<Duration>),
-}
+/// The most items one look asks for.
+const MAX_ITEMS: usize = 64;
+/// A look that takes longer has met something heavy, or a slow line: those who wait send another.
+const SLOW_LOOK: Duration = Duration::from_millis(20);
+/// The most looks of a group on the wire.
+const MAX_LOOKS: usize = 4;
+/// Groups beyond this are swept of those nobody waits in.
+const SWEEP_ABOVE: usize = 64;
 
 /// A leased item on its way to the caller. Dropped on the way, it is handed back at once.
 pub(crate) struct Granted<T> {
@@ -66,62 +73,342 @@ impl<T> Drop for Granted<T> {
     }
 }
 
-impl Inner {
-    /// Looks into a queue until something is granted or, with long polling, `poll_timeout` has passed.
-    pub(crate) async fn poll<T, L, F>(
-        self: &Arc<Self>,
-        queue: Queue,
-        poll_timeout: Duration,
-        look: L,
-    ) -> Result<Option<T>, ProviderError>
-    where
-        T: Send + 'static,
-        L: Fn(Arc<Self>) -> F,
-        F: Future<Output = Result<Look<T>, ProviderError>> + Send + 'static,
-    {
-        let now = Instant::now();
-        let poll_timeout = if self.long_poll { poll_timeout } else { Duration::ZERO };
-        let deadline = now.checked_add(poll_timeout).unwrap_or(now + Duration::from_secs(3600));
-        loop {
-            // Registered before the query is sent, so that nothing enqueued meanwhile is missed.
-            let mut woken = pin!(self.waker.waiter(queue));
-            woken.as_mut().enable();
+/// What one look at a queue brought.
+pub(crate) struct Found<T> {
+    pub(crate) granted: Vec<Granted<T>>,
+    /// When another look is worth it, if known. Only counts when less was granted than asked for.
+    pub(crate) next: Option<Duration>,
+    /// Those who got nothing must ask differently.
+    pub(crate) ask_anew: bool,
+}
 
-            let next = match detached(look(Arc::clone(self))).await? {
-                Some(Look::Granted(granted)) => return Ok(granted.accept()),
-                Some(Look::Nothing(next)) => next,
-                None => None,
-            };
-            let now = Instant::now();
-            if now >= deadline || self.caller.is_closed() {
-                return Ok(None);
+/// What a fetch asks for. Equal requests share their looks.
+pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
+    type Item: Send + 'static;
+
+    /// Looks into the queue for as many as `wanted`.
+    fn look(self, inner: Arc<Inner>, wanted: usize) -> BoxFuture<'static, Result<Found<Self::Item>, ProviderError>>;
+
+    /// Where the fetches of this kind wait.
+    fn line(inner: &Inner) -> &Line<Self>;
+}
+
+/// What a fetch comes to.
+pub(crate) enum Fetch<T> {
+    Item(T),
+    Nothing,
+    AskAnew,
+}
+
+/// All fetches of one kind, by what they ask for.
+pub(crate) struct Line<R: Request> {
+    groups: Mutex<HashMap<R, Group<R::Item>>>,
+}
+
+struct Group<T> {
+    waiters: VecDeque<Waiter<T>>,
+    /// Looks on the wire, and when the last of them was sent.
+    looks: usize,
+    sent_at: Instant,
+    /// Whether something happened since the last look was sent.
+    woken: bool,
+    /// Nothing is to be found before, unless something happens.
+    quiet_until: Instant,
+    next_id: u64,
+}
+
+struct Waiter<T> {
+    id: u64,
+    /// Does not wait for work: one look decides.
+    impatient: bool,
+    /// The look that was sent for it, if any was since it came.
+    look: Option<u64>,
+    answer: oneshot::Sender<Answer<T>>,
+}
+
+enum Answer<T> {
+    Granted(Granted<T>),
+    Nothing,
+    AskAnew,
+    Failed(ProviderError),
+}
+
+impl<T> Group<T> {
+    fn new(now: Instant) -> Self {
+        Self {
+            waiters: VecDeque::new(),
+            looks: 0,
+            sent_at: now,
+            woken: false,
+            quiet_until: now,
+            next_id: 0,
+        }
+    }
+
+    /// If those who wait need a look beside those on the wire, counts it as sent and tells for how many it is.
+    fn due_look(&mut self, now: Instant) -> Option<Sent> {
+        self.waiters.retain(|waiter| !waiter.answer.is_closed());
+        let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none());
+        let due = if self.waiters.is_empty() {
+            false
+        } else if self.looks == 0 {
+            self.woken || self.quiet_until <= now || news.any(|waiter| waiter.impatient)
+        } else {
+            self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now && news.next().is_some()
+        };
+        if !due {
+            return None;
+        }
+        if self.looks == 0 {
+            // What earlier looks did not bring, this one may.
+            for waiter in &mut self.waiters {
+                waiter.look = None;
             }
-            let nap = next.unwrap_or(Duration::MAX).min(self.waker.fallback());
-            tokio::select! {
-                () = woken => {}
-                () = tokio::time::sleep_until(deadline.min(now + nap)) => {}
-            }
-            if Instant::now() >= deadline {
-                return Ok(None);
+        }
+        self.looks += 1;
+        self.sent_at = now;
+        self.woken = false;
+        self.next_id += 1;
+        let mut wanted = 0;
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.look.is_none()).take(MAX_ITEMS) {
+            waiter.look = Some(self.next_id);
+            wanted += 1;
+        }
+        Some(Sent { id: self.next_id, wanted })
+    }
+
+    /// Answers those for whom a look decided: the impatient ones, or all that it was for.
+    fn dismiss(&mut self, look: u64, all: bool, answer: impl Fn() -> Answer<T>) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            if waiter.look == Some(look) && (all || waiter.impatient) {
+                let _ = waiter.answer.send(answer());
+            } else {
+                self.waiters.push_back(waiter);
             }
         }
     }
 }
 
-/// Runs a look to its end even when the caller goes away: only then is known what was granted.
-async fn detached<T, F>(look: F) -> Result<Option<T>, ProviderError>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T, ProviderError>> + Send + 'static,
-{
-    let (sender, receiver) = oneshot::channel();
-    tokio::spawn(async move {
-        // An answer nobody waits for is dropped, which hands its lease back.
-        let _ = sender.send(look.await);
-    });
-    match receiver.await {
-        Ok(result) => result.map(Some),
-        // The task was cancelled: the runtime is shutting down.
-        Err(_) => Ok(None),
+impl<R: Request> Default for Line<R> {
+    fn default() -> Self {
+        Self {
+            groups: Mutex::default(),
+        }
+    }
+}
+
+impl<R: Request> Line<R> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<R, Group<R::Item>>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something happened: whoever waits looks again. What is known of the queue is out of date also for those who
+    /// do not wait at this moment.
+    pub(crate) fn woken(&self, inner: &Arc<Inner>) {
+        let now = Instant::now();
+        let mut looks = Vec::new();
+        for (request, group) in self.lock().iter_mut() {
+            group.woken = true;
+            looks.extend(group.due_look(now).map(|sent| (request.clone(), sent)));
+        }
+        for (request, sent) in looks {
+            send_look(inner, &request, Some(sent));
+        }
+    }
+
+    fn register(&self, inner: &Arc<Inner>, request: &R, impatient: bool) -> (u64, oneshot::Receiver<Answer<R::Item>>) {
+        let (answer, receiver) = oneshot::channel();
+        let now = Instant::now();
+        let (id, look) = {
+            let mut groups = self.lock();
+            if groups.len() > SWEEP_ABOVE {
+                groups.retain(|_, group| !group.waiters.is_empty() || group.looks > 0);
+            }
+            let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
+            group.next_id += 1;
+            let id = group.next_id;
+            group.waiters.push_back(Waiter {
+                id,
+                impatient,
+                look: None,
+                answer,
+            });
+            (id, group.due_look(now))
+        };
+        send_look(inner, request, look);
+        (id, receiver)
+    }
+
+    /// Sends a look if one is due. Returns when to ask again.
+    fn look_if_due(&self, inner: &Arc<Inner>, request: &R) -> Instant {
+        let now = Instant::now();
+        let (next, look) = match self.lock().get_mut(request) {
+            None => (now + SLOW_LOOK, None),
+            Some(group) => {
+                let look = group.due_look(now);
+                let next = if group.looks > 0 {
+                    now + SLOW_LOOK
+                } else {
+                    group.quiet_until
+                };
+                (next, look)
+            }
+        };
+        send_look(inner, request, look);
+        next
+    }
+
+    /// The caller's time is up. False if a look for it is on the wire, or its answer under way: that decides.
+    fn withdraw(&self, request: &R, id: u64) -> bool {
+        let mut groups = self.lock();
+        let Some(group) = groups.get_mut(request) else {
+            return false;
+        };
+        let looking = group.looks > 0;
+        match group.waiters.iter_mut().find(|waiter| waiter.id == id) {
+            None => false,
+            Some(waiter) if looking && waiter.look.is_some() => {
+                waiter.impatient = true;
+                false
+            }
+            Some(_) => {
+                group.waiters.retain(|waiter| waiter.id != id);
+                true
+            }
+        }
+    }
+
+    /// Hands out what a look brought, and sends the next if one is wanted already.
+    fn landed(&self, inner: &Arc<Inner>, request: &R, sent: Sent, found: Result<Found<R::Item>, ProviderError>) {
+        let now = Instant::now();
+        // Handed back by being dropped, after the lock.
+        let mut unwanted = Vec::new();
+        let look = {
+            let mut groups = self.lock();
+            let Some(group) = groups.get_mut(request) else {
+                return;
+            };
+            group.looks -= 1;
+            match found {
+                Ok(found) => {
+                    let enough = found.granted.len() >= sent.wanted;
+                    for granted in found.granted {
+                        let mut answer = Answer::Granted(granted);
+                        // Whoever went away passes it on to the next.
+                        while let Some(waiter) = group.waiters.pop_front()
+                            && let Err(back) = waiter.answer.send(std::mem::replace(&mut answer, Answer::Nothing))
+                        {
+                            answer = back;
+                        }
+                        unwanted.push(answer);
+                    }
+                    if !enough {
+                        let nap = found.next.unwrap_or(Duration::MAX).min(inner.waker.fallback());
+                        group.quiet_until = now + nap;
+                        group.dismiss(sent.id, found.ask_anew, || match found.ask_anew {
+                            true => Answer::AskAnew,
+                            false => Answer::Nothing,
+                        });
+                    }
+                }
+                Err(error) => {
+                    group.quiet_until = now;
+                    let closed = inner.caller.is_closed();
+                    group.dismiss(sent.id, true, || match closed {
+                        true => Answer::Nothing,
+                        false => Answer::Failed(error.clone()),
+                    });
+                }
+            }
+            group.due_look(now)
+        };
+        send_look(inner, request, look);
+    }
+}
+
+/// Looks in a task of its own, which goes on to its end even if all callers go away: only then is known what was granted.
+/// Not to be called under the lock: the task may be dropped at once.
+fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>) {
+    let Some(sent) = sent else { return };
+    let look = Look {
+        inner: Arc::clone(inner),
+        request: request.clone(),
+        sent,
+        found: None,
+    };
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(async move {
+            let found = look.request.clone().look(Arc::clone(&look.inner), sent.wanted).await;
+            look.land(found);
+        });
+    }
+}
+
+/// Which look it is, and for how many.
+#[derive(Clone, Copy)]
+struct Sent {
+    id: u64,
+    wanted: usize,
+}
+
+/// A look on the wire. It lands also when its task is cancelled because the runtime shuts down.
+struct Look<R: Request> {
+    inner: Arc<Inner>,
+    request: R,
+    sent: Sent,
+    found: Option<Result<Found<R::Item>, ProviderError>>,
+}
+
+impl<R: Request> Look<R> {
+    fn land(mut self, found: Result<Found<R::Item>, ProviderError>) {
+        self.found = Some(found);
+        drop(self);
+    }
+}
+
+impl<R: Request> Drop for Look<R> {
+    fn drop(&mut self) {
+        let found = self.found.take();
+        let found = found.unwrap_or_else(|| Err(ProviderError::retryable("fetch", "the runtime is shutting down")));
+        R::line(&self.inner).landed(&self.inner, &self.request, self.sent, found);
+    }
+}
+
+impl Inner {
+    /// Fetches one item, waiting for it as long as `poll_timeout` says.
+    pub(crate) async fn fetch<R: Request>(
+        self: &Arc<Self>,
+        request: &R,
+        poll_timeout: Duration,
+    ) -> Result<Fetch<R::Item>, ProviderError> {
+        let poll_timeout = if self.long_poll { poll_timeout } else { Duration::ZERO };
+        let now = Instant::now();
+        let mut deadline = now.checked_add(poll_timeout).unwrap_or(now + Duration::from_secs(3600));
+        let impatient = poll_timeout.is_zero();
+        if impatient {
+            deadline = now + Duration::from_secs(3600);
+        }
+        let (id, answer) = R::line(self).register(self, request, impatient);
+        let mut answer = pin!(answer);
+        loop {
+            let next = R::line(self).look_if_due(self, request);
+            tokio::select! {
+                biased;
+                answer = &mut answer => return match answer {
+                    Ok(Answer::Granted(granted)) => Ok(granted.accept().map_or(Fetch::Nothing, Fetch::Item)),
+                    Ok(Answer::AskAnew) => Ok(Fetch::AskAnew),
+                    Ok(Answer::Failed(error)) => Err(error),
+                    // Without an answer: the runtime is shutting down.
+                    Ok(Answer::Nothing) | Err(_) => Ok(Fetch::Nothing),
+                },
+                () = tokio::time::sleep_until(deadline.min(next)) => {}
+            }
+            if Instant::now() >= deadline {
+                if R::line(self).withdraw(request, id) {
+                    return Ok(Fetch::Nothing);
+                }
+                deadline += Duration::from_secs(3600);
+            }
+        }
     }
 }

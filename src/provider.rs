@@ -1,6 +1,6 @@
 //! The provider, and its [`Provider`] implementation: a delegating line a method.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,15 +13,29 @@ use duroxide::providers::{
 use duroxide::{Event, SystemStats};
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
+use tracing::debug;
 use uuid::Uuid;
 
+use crate::activities::{ActivityAck, ActivityRequest};
+use crate::batch::Batcher;
+use crate::cache::HistoryCache;
 use crate::call::{Answer, Caller, LeaseCall, Parameters};
 use crate::config::Builder;
 use crate::encode;
 use crate::error::{CallError, Error, ErrorKind};
+use crate::history::{ReadRequest, Tail};
 use crate::lease::Leases;
+use crate::orchestrations::{Message, TurnRequest};
+use crate::poll::Line;
 use crate::schema_name::SchemaName;
-use crate::wake::Waker;
+use crate::turn_ack::{TurnAck, TurnAnswer};
+use crate::wake::{Queue, Waker};
+use crate::work_item::Activities;
+
+/// How many calls of a kind may be on the wire at once.
+const ACK_LANES: usize = 1;
+const ENQUEUE_LANES: usize = 1;
+const READ_LANES: usize = 1;
 
 /// A duroxide storage provider on PostgreSQL.
 ///
@@ -62,6 +76,18 @@ pub(crate) struct Inner {
     pub(crate) waker: Waker,
     pub(crate) long_poll: bool,
     pub(crate) schema: SchemaName,
+    /// Tells this process from others.
+    pub(crate) node: Uuid,
+    pub(crate) cache: HistoryCache,
+    pub(crate) turns: Line<TurnRequest>,
+    pub(crate) activities: Line<ActivityRequest>,
+    pub(crate) turn_acks: Batcher<TurnAck, Result<TurnAnswer, CallError>>,
+    pub(crate) activity_acks: Batcher<ActivityAck, Result<bool, CallError>>,
+    pub(crate) messages: Batcher<Message, Result<(), CallError>>,
+    pub(crate) new_activities: Batcher<Activities, Result<(), CallError>>,
+    pub(crate) reads: Batcher<ReadRequest, Result<Tail, CallError>>,
+    /// Tag filters for which there were activities of sessions at the last look.
+    pub(crate) tags_with_sessions: Mutex<HashSet<Option<Vec<String>>>>,
     /// Where this process goes on visiting the sessions of each tag, so that every session has its turn.
     pub(crate) session_cursors: Mutex<HashMap<String, String>>,
 }
@@ -114,6 +140,9 @@ impl PostgresProvider {
     /// Shut the runtime down first. Dropping the last clone does the same.
     pub fn close(&self) {
         self.inner.close();
+        // Those who wait find out.
+        self.inner.woken(Queue::Orchestrator);
+        self.inner.woken(Queue::Worker);
     }
 }
 
@@ -127,9 +156,46 @@ impl fmt::Debug for PostgresProvider {
 }
 
 impl Inner {
+    pub(crate) fn new(caller: Caller, waker: Waker, schema: SchemaName, long_poll: bool, cache_bytes: usize) -> Arc<Self> {
+        let inner = Arc::new(Self {
+            caller,
+            leases: Leases::default(),
+            waker,
+            long_poll,
+            schema,
+            node: Uuid::new_v4(),
+            cache: HistoryCache::new(cache_bytes),
+            turns: Line::default(),
+            activities: Line::default(),
+            turn_acks: Batcher::new(ACK_LANES, Self::send_turn_acks),
+            activity_acks: Batcher::new(ACK_LANES, Self::send_activity_acks),
+            messages: Batcher::new(ENQUEUE_LANES, Self::send_messages),
+            new_activities: Batcher::new(ENQUEUE_LANES, Self::send_activities),
+            reads: Batcher::new(READ_LANES, Self::send_reads),
+            tags_with_sessions: Mutex::default(),
+            session_cursors: Mutex::default(),
+        });
+        inner.waker.start(&inner);
+        inner
+    }
+
     fn close(&self) {
         self.caller.close();
         self.waker.stop();
+    }
+
+    /// Something was put into a queue.
+    pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue) {
+        self.woken(queue);
+        self.waker.tell_others(queue);
+    }
+
+    /// Something happened to a queue: fetches that wait for it look again.
+    pub(crate) fn woken(self: &Arc<Self>, queue: Queue) {
+        match queue {
+            Queue::Orchestrator => self.turns.woken(self),
+            Queue::Worker => self.activities.woken(self),
+        }
     }
 
     /// Calls a function whose first parameter is an instance.
@@ -161,6 +227,28 @@ impl Inner {
         }
     }
 
+    /// Calls a function that takes many rows at once, and should one of them be unreadable, takes them one by one: its
+    /// last parameter.
+    pub(crate) async fn call_with_care(
+        &self,
+        operation: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, ProviderError> {
+        let mut all = parameters.to_vec();
+        all.push(&false);
+        let mut result = self.caller.call(operation, &all).await;
+        if let Err(error) = &result
+            && error.sql_state().is_some()
+            && !error.is_retryable()
+        {
+            debug!(%error, "{operation} failed; trying again with care");
+            all.pop();
+            all.push(&true);
+            result = self.caller.call(operation, &all).await;
+        }
+        result.map_err(|error| error.to_provider_error(operation))
+    }
+
     /// Calls a function that returns one row.
     pub(crate) async fn one_row(&self, operation: &str, parameters: Parameters<'_>) -> Result<Row, ProviderError> {
         let rows = self
@@ -187,22 +275,22 @@ impl Inner {
     /// Nobody can take a lease before its end, and this process has not given it back. So when it is gone and the
     /// answer of an earlier attempt was lost, that attempt had ended it (or an activity was cancelled, and nobody
     /// wants its result).
-    pub(crate) fn lease_ended(
+    pub(crate) fn lease_ended<T: Default>(
         &self,
         operation: &str,
         lease: Uuid,
-        answer: Answer,
+        answer: Answer<T>,
         traceless: bool,
-    ) -> Result<Vec<Row>, ProviderError> {
-        let rows = match answer.result {
-            Ok(rows) => rows,
+    ) -> Result<T, ProviderError> {
+        let result = match answer.result {
+            Ok(result) => result,
             Err(error) if traceless && answer.repeated && error.is_lease_lost() && self.leases.holds(lease) => {
-                Vec::new()
+                T::default()
             }
             Err(error) => return Err(error.to_provider_error(operation)),
         };
         self.leases.ended(lease);
-        Ok(rows)
+        Ok(result)
     }
 
     pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> ProviderError {
@@ -251,7 +339,7 @@ impl Provider for PostgresProvider {
             .ack_orchestration_item(
                 lock_token,
                 execution_id,
-                &history_delta,
+                history_delta,
                 &worker_items,
                 &orchestrator_items,
                 &metadata,

@@ -10,8 +10,11 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::encode;
-use crate::history::decode_events;
+use crate::history::Tail;
+use crate::provider::Inner;
 use crate::token::TurnToken;
+
+const FIRST_EXECUTION: i64 = duroxide::INITIAL_EXECUTION_ID as i64;
 
 /// What the provider hands to the runtime: the item, its lock token and the attempt.
 pub(crate) type Turn = (OrchestrationItem, String, u32);
@@ -23,79 +26,91 @@ pub(crate) enum Fetched {
     Nothing { next: Option<Duration> },
 }
 
-pub(crate) fn decode_fetched(row: &Row) -> Result<Fetched, tokio_postgres::Error> {
-    let Some(instance_id) = row.try_get::<_, Option<String>>("instance_id")? else {
-        let next_ms: Option<i64> = row.try_get("next_ms")?;
-        return Ok(Fetched::Nothing {
-            next: next_ms.map(|ms| Duration::from_millis(encode::from_id(ms))),
-        });
-    };
-    let Some(lease) = row.try_get("lease")? else {
-        return Ok(Fetched::Dropped {
-            instance_id,
-            count: row.try_get("dropped")?,
-        });
-    };
-    let token = TurnToken {
-        lease,
-        instance_id: instance_id.clone(),
-    };
+impl Inner {
+    pub(crate) async fn decode_turn(&self, row: &Row) -> Result<Fetched, tokio_postgres::Error> {
+        let Some(instance_id) = row.try_get::<_, Option<String>>("instance_id")? else {
+            let next_ms: Option<i64> = row.try_get("next_ms")?;
+            return Ok(Fetched::Nothing {
+                next: next_ms.map(|ms| Duration::from_millis(encode::from_id(ms))),
+            });
+        };
+        let Some(lease) = row.try_get("lease")? else {
+            return Ok(Fetched::Dropped {
+                instance_id,
+                count: row.try_get("dropped")?,
+            });
+        };
+        let token = TurnToken {
+            lease,
+            instance_id: instance_id.clone(),
+        };
 
-    let mut history_error: Option<String> = row.try_get("load_error")?;
-    let messages = texts(row, "messages")?
-        .iter()
-        .filter_map(|text| match serde_json::from_str::<WorkItem>(text) {
-            Ok(item) => Some(item),
-            Err(error) => {
-                // Delivering the rest would consume this one unread: the turn must not run.
-                history_error.get_or_insert_with(|| format!("a message cannot be read: {error}"));
-                None
+        let mut history_error: Option<String> = row.try_get("load_error")?;
+        let messages = texts(row, "messages")?
+            .iter()
+            .filter_map(|text| match serde_json::from_str::<WorkItem>(text) {
+                Ok(item) => Some(item),
+                Err(error) => {
+                    // Delivering the rest would consume this one unread: the turn must not run.
+                    history_error.get_or_insert_with(|| format!("a message cannot be read: {error}"));
+                    None
+                }
+            })
+            .collect::<Vec<_>>();
+        let execution_id = row.try_get::<_, Option<i64>>("execution_id")?.unwrap_or(FIRST_EXECUTION);
+        let history = match &history_error {
+            Some(_) => Vec::new(),
+            None => {
+                let tail = Tail {
+                    epoch: row.try_get("history_epoch")?,
+                    execution_id,
+                    cached_event_id: row.try_get("cached_event_id")?,
+                    events: texts(row, "history")?,
+                };
+                match self.whole_history(&instance_id, None, tail).await {
+                    Ok(history) => history,
+                    Err(error) => {
+                        history_error = Some(error);
+                        Vec::new()
+                    }
+                }
             }
-        })
-        .collect::<Vec<_>>();
-    let history = match decode_events(texts(row, "history")?) {
-        Ok(history) => history,
-        Err(error) => {
-            history_error.get_or_insert(error);
-            Vec::new()
+        };
+        if let Some(error) = &history_error {
+            warn!(instance = instance_id, error, "an orchestration cannot be loaded");
         }
-    };
-    if let Some(error) = &history_error {
-        warn!(instance = instance_id, error, "an orchestration cannot be loaded");
-    }
 
-    let (name, version) = match (
-        row.try_get("orchestration_name")?,
-        row.try_get("orchestration_version")?,
-    ) {
-        (Some(name), Some(version)) => (name, version),
-        _ => name_and_version(&history, &messages),
-    };
-    let attempt_count: i32 = row.try_get("attempt_count")?;
-    let item = OrchestrationItem {
-        instance: instance_id,
-        orchestration_name: name,
-        execution_id: row
-            .try_get::<_, Option<i64>>("execution_id")?
-            .map_or(duroxide::INITIAL_EXECUTION_ID, encode::from_id),
-        version,
-        kv_snapshot: if history_error.is_none() {
-            kv_snapshot(row)?
-        } else {
-            HashMap::new()
-        },
-        history: if history_error.is_none() { history } else { Vec::new() },
-        messages,
-        history_error,
-    };
-    Ok(Fetched::Turn {
-        lease,
-        turn: Box::new((
-            item,
-            token.to_string(),
-            u32::try_from(attempt_count).unwrap_or(u32::MAX),
-        )),
-    })
+        let (name, version) = match (
+            row.try_get("orchestration_name")?,
+            row.try_get("orchestration_version")?,
+        ) {
+            (Some(name), Some(version)) => (name, version),
+            _ => name_and_version(&history, &messages),
+        };
+        let attempt_count: i32 = row.try_get("attempt_count")?;
+        let item = OrchestrationItem {
+            instance: instance_id,
+            orchestration_name: name,
+            execution_id: encode::from_id(execution_id),
+            version,
+            kv_snapshot: if history_error.is_none() {
+                kv_snapshot(row)?
+            } else {
+                HashMap::new()
+            },
+            history,
+            messages,
+            history_error,
+        };
+        Ok(Fetched::Turn {
+            lease,
+            turn: Box::new((
+                item,
+                token.to_string(),
+                u32::try_from(attempt_count).unwrap_or(u32::MAX),
+            )),
+        })
+    }
 }
 
 fn texts(row: &Row, column: &str) -> Result<Vec<String>, tokio_postgres::Error> {

@@ -1,16 +1,15 @@
-//! Long polling: who waits for work, and what wakes them.
+//! Wake-ups: what makes waiting fetches look again (see `poll.rs`), and how other processes are told.
 //!
-//! A waiter registers before its query is sent, so that nothing that happens meanwhile is missed. It is woken by
-//! an enqueue of this process, by a NOTIFY of another one, by the time the database gave for the next due row, or
-//! by a fallback poll. NOTIFY is sent off the data transaction, on the listener's own connection, and coalesced.
+//! A fetch is woken by an enqueue of this process, by a NOTIFY of another one, by the time the database gave for the
+//! next due row, or by a fallback poll. NOTIFY is sent off the data transaction, on the listener's own connection,
+//! and coalesced.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
-use tokio::sync::futures::Notified;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -18,14 +17,17 @@ use tokio_postgres::{Client, Notification};
 use tracing::{debug, warn};
 
 use crate::call::jittered;
+use crate::provider::Inner;
 use crate::schema_name::quote_identifier;
 
-/// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY.
+/// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY. Short after
+/// something happened, then longer and longer.
 const POLL_WITH_LISTENER: Duration = Duration::from_secs(5);
+const IDLE_POLL_WITH_LISTENER: Duration = Duration::from_secs(60);
 /// Fallback poll while they do not.
 const POLL_WITHOUT_LISTENER: Duration = Duration::from_millis(500);
 /// At most one NOTIFY in this time.
-const NOTIFY_INTERVAL: Duration = Duration::from_millis(5);
+const NOTIFY_INTERVAL: Duration = Duration::from_millis(10);
 const FIRST_RECONNECT: Duration = Duration::from_millis(100);
 const MAX_RECONNECT: Duration = Duration::from_secs(10);
 
@@ -55,24 +57,18 @@ pub(crate) struct Listening {
 /// Opens a connection for LISTEN.
 pub(crate) type Connector = Arc<dyn Fn() -> BoxFuture<'static, Result<Listening, tokio_postgres::Error>> + Send + Sync>;
 
-#[derive(Default)]
 struct Shared {
-    orchestrator: Notify,
-    worker: Notify,
+    /// Whose fetches are woken.
+    inner: OnceLock<Weak<Inner>>,
     listening: AtomicBool,
+    /// When something last happened, here or elsewhere.
+    last_event: Mutex<Instant>,
     /// Queues that other processes are still to be told about.
     unsent: AtomicU8,
     send: Notify,
 }
 
 impl Shared {
-    fn queue(&self, queue: Queue) -> &Notify {
-        match queue {
-            Queue::Orchestrator => &self.orchestrator,
-            Queue::Worker => &self.worker,
-        }
-    }
-
     /// Can be dropped and called again at any point.
     async fn something_to_send(&self, not_before: Instant) {
         while self.unsent.load(Ordering::Acquire) == 0 {
@@ -81,10 +77,17 @@ impl Shared {
         tokio::time::sleep_until(not_before).await;
     }
 
+    fn happened(&self) {
+        *self.last_event.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
     fn wake(&self, bits: u8) {
-        for queue in [Queue::Orchestrator, Queue::Worker] {
-            if bits & queue.bit() != 0 {
-                self.queue(queue).notify_waiters();
+        self.happened();
+        if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
+            for queue in [Queue::Orchestrator, Queue::Worker] {
+                if bits & queue.bit() != 0 {
+                    inner.woken(queue);
+                }
             }
         }
     }
@@ -93,45 +96,57 @@ impl Shared {
 /// Wakes waiting fetches of this process, and tells other processes.
 pub(crate) struct Waker {
     shared: Arc<Shared>,
-    task: Option<JoinHandle<()>>,
+    listener: Option<(String, Connector)>,
+    task: OnceLock<JoinHandle<()>>,
 }
 
 impl Waker {
     /// `channel`: the NOTIFY channel of the schema. `connector`: none if there is no way to LISTEN; then the
     /// fallback poll must do, and other processes are not told.
-    pub(crate) fn start(channel: String, connector: Option<Connector>) -> Self {
-        let shared = Arc::new(Shared::default());
-        let task = connector.map(|connector| tokio::spawn(run(Arc::clone(&shared), channel, connector)));
-        Self { shared, task }
+    pub(crate) fn new(channel: String, connector: Option<Connector>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                inner: OnceLock::new(),
+                listening: AtomicBool::new(false),
+                last_event: Mutex::new(Instant::now()),
+                unsent: AtomicU8::new(0),
+                send: Notify::new(),
+            }),
+            listener: connector.map(|connector| (channel, connector)),
+            task: OnceLock::new(),
+        }
     }
 
-    /// Something was put into a queue.
-    pub(crate) fn enqueued(&self, queue: Queue) {
-        self.shared.queue(queue).notify_waiters();
-        if self.task.is_some() && self.shared.unsent.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
+    /// Begins to listen, for the fetches of `inner`.
+    pub(crate) fn start(&self, inner: &Arc<Inner>) {
+        let _ = self.shared.inner.set(Arc::downgrade(inner));
+        if let Some((channel, connector)) = self.listener.clone() {
+            self.task
+                .get_or_init(|| tokio::spawn(run(Arc::clone(&self.shared), channel, connector)));
+        }
+    }
+
+    /// Something was put into a queue: tells other processes, soon.
+    pub(crate) fn tell_others(&self, queue: Queue) {
+        self.shared.happened();
+        if self.listener.is_some() && self.shared.unsent.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
             self.shared.send.notify_one();
         }
     }
 
-    /// Must be called, and the result enabled, before the query whose emptiness is waited on.
-    pub(crate) fn waiter(&self, queue: Queue) -> Notified<'_> {
-        self.shared.queue(queue).notified()
-    }
-
     /// How long a waiter may sleep without being woken.
     pub(crate) fn fallback(&self) -> Duration {
-        jittered(if self.shared.listening.load(Ordering::Acquire) {
-            POLL_WITH_LISTENER
-        } else {
-            POLL_WITHOUT_LISTENER
-        })
+        if !self.shared.listening.load(Ordering::Acquire) {
+            return jittered(POLL_WITHOUT_LISTENER);
+        }
+        let last_event = *self.shared.last_event.lock().unwrap_or_else(PoisonError::into_inner);
+        jittered(last_event.elapsed().clamp(POLL_WITH_LISTENER, IDLE_POLL_WITH_LISTENER))
     }
 
     pub(crate) fn stop(&self) {
-        if let Some(task) = &self.task {
+        if let Some(task) = self.task.get() {
             task.abort();
         }
-        self.shared.wake(u8::MAX);
     }
 }
 
@@ -177,6 +192,7 @@ async fn listen(
             quote_identifier(channel)
         ))
         .await?;
+    let notify = client.prepare("select pg_notify($1, $2)").await?;
     let own_process: i32 = client.query_one("select pg_backend_pid()", &[]).await?.try_get(0)?;
     *backoff = FIRST_RECONNECT;
     shared.listening.store(true, Ordering::Release);
@@ -194,7 +210,7 @@ async fn listen(
             },
             () = shared.something_to_send(next_send) => {
                 let bits = shared.unsent.swap(0, Ordering::AcqRel);
-                if let Err(error) = client.query("select pg_notify($1, $2)", &[&channel, &bits.to_string()]).await {
+                if let Err(error) = client.query(&notify, &[&channel, &bits.to_string()]).await {
                     shared.unsent.fetch_or(bits, Ordering::AcqRel);
                     return Err(error);
                 }

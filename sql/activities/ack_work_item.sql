@@ -1,53 +1,75 @@
--- Removes a finished activity and delivers its completion, if any, in one step.
--- Locks, in the one order of sql/README.md: in-flight mark, the mailbox if it is idle, the worker row, the session.
--- Raises DX001 (cancelled, expired or taken over), DX007.
+-- Removes finished activities and delivers their completions, if any, each in one step; all of one call in one
+-- transaction. Returns for each whether it was done: false when it was cancelled, has expired or was taken over.
+-- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions.
+-- Raises DX007.
 create or replace function ack_work_item(
-    p_instance_id            text,
-    p_execution_id           bigint,
-    p_activity_id            bigint,
-    p_id                     bigint,
-    p_lease                  uuid,
-    p_completion_instance_id text,
-    p_completion             text
-) returns void
+    p_instance_ids            text[],
+    p_execution_ids           bigint[],
+    p_activity_ids            bigint[],
+    p_ids                     bigint[],
+    p_leases                  uuid[],
+    p_completion_instance_ids text[],
+    p_completions             text[]
+) returns boolean[]
 language plpgsql
 as $$
 declare
-    v_row worker_queue;
-    v_now timestamptz;
+    v_now      timestamptz;
+    v_targets  constant text[] := array_remove(p_completion_instance_ids, null);
+    v_done     bigint[];
+    v_sessions text[];
+    v_session  text;
 begin
-    perform require_read_committed();
-    if p_completion is not null then
-        perform pg_advisory_xact_lock_shared(schema_key(), mailbox_key(p_completion_instance_id));
-        v_now := clock_timestamp();
-        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-        values (p_completion_instance_id, v_now, 'm', p_completion);
-        perform wake_mailboxes(array[p_completion_instance_id], array[v_now], true);
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform require_read_committed();
+    end if;
+    if v_targets <> '{}' then
+        -- Before it is known which of them count, for the sake of the lock order. Waking an instance for
+        -- nothing costs one look at it.
+        perform wake_mailboxes(v_targets, array_fill(clock_timestamp(), array[cardinality(v_targets)]),
+                               mark_in_flight(v_targets));
     end if;
 
-    select w.* into v_row
-      from worker_queue as w
-     where w.instance_id = p_instance_id
-       and w.execution_id = p_execution_id
-       and w.activity_id = p_activity_id
-       and w.id = p_id
-       for update;
-    -- The clock is read after the lock: waiting for it may have outlasted the lease.
+    -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
+    select array_agg(w.position), array_agg(w.session_id) filter (where w.session_id <> '')
+      into v_done, v_sessions
+      from (select t.position, w.available_at, w.lease = t.lease as own, w.session_id
+              from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids, p_leases)
+                   with ordinality as t (instance_id, execution_id, activity_id, id, lease, position)
+              join worker_queue as w
+                on w.instance_id = t.instance_id
+               and w.execution_id = t.execution_id
+               and w.activity_id = t.activity_id
+               and w.id = t.id
+             order by w.instance_id, w.execution_id, w.activity_id, w.id
+               for update of w) as w
+     where w.own
+       and w.available_at > clock_timestamp();
     v_now := clock_timestamp();
-    if v_row.lease is distinct from p_lease or v_row.available_at <= v_now then
-        raise exception 'Invalid lock token: activity % of instance "%" was cancelled, or its lock has expired or is held by somebody else',
-                p_activity_id, p_instance_id
-            using errcode = 'DX001';
-    end if;
 
-    delete from worker_queue as w
-     where w.instance_id = p_instance_id
-       and w.execution_id = p_execution_id
-       and w.activity_id = p_activity_id
-       and w.id = p_id;
-    if v_row.session_id <> '' then
-        perform touch_session(v_row.session_id, v_now);
+    with finished as (
+        delete from worker_queue as w
+         using unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids)
+               with ordinality as t (instance_id, execution_id, activity_id, id, position)
+         where t.position = any (v_done)
+           and w.instance_id = t.instance_id
+           and w.execution_id = t.execution_id
+           and w.activity_id = t.activity_id
+           and w.id = t.id
+    )
+    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+    select t.instance_id, v_now, 'm', t.work_item
+      from unnest(p_completion_instance_ids, p_completions) with ordinality as t (instance_id, work_item, position)
+     where t.position = any (v_done)
+       and t.instance_id is not null;
+
+    if v_sessions is not null then
+        for v_session in select distinct s.id from unnest(v_sessions) as s (id) order by s.id loop
+            perform touch_session(v_session, v_now);
+        end loop;
     end if;
+    return array(select t.position = any (coalesce(v_done, '{}'))
+                   from generate_series(1, cardinality(p_ids)) as t (position));
 end
 $$
 security definer
@@ -55,4 +77,5 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off;

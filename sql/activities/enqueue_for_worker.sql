@@ -13,8 +13,7 @@ begin
     insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
     select t.instance_id, t.execution_id, t.activity_id, clock_timestamp(), t.tag, t.session_id, t.work_item
       from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_tags, p_sessions, p_work_items)
-           with ordinality as t (instance_id, execution_id, activity_id, tag, session_id, work_item, position)
-     order by t.position;
+           as t (instance_id, execution_id, activity_id, tag, session_id, work_item);
 end
 $$
 security definer

@@ -1,18 +1,23 @@
 -- Claims up to p_limit activities that are due and fit the tags, oldest first.
 -- p_tags: routing keys, NULL for any tag. p_owner_id: takes activities of sessions too, for this owner;
--- NULL: only those without a session. p_cursor_tags, p_cursors: where to go on visiting the sessions of a tag,
+-- NULL: only those without a session. sessions tells whether there are any of sessions for these tags;
+-- p_unless_sessions: if there are, claims nothing. p_cursor_tags, p_cursors: where to go on visiting the sessions of a tag,
 -- as the last answer said.
 --   lease not NULL  a claimed activity; load_error says that it could not be read
---   lease NULL      the last row, only when nothing was claimed: next_ms until it is worth asking again, NULL if unknown
+--   lease NULL      the last row, only when less than p_limit was claimed: next_ms until it is worth asking again, NULL if
+--                   unknown
+-- p_with_care: as for fetch_orchestration_item.
 -- Locks: worker rows, SKIP LOCKED, one after the other; then tries the session. Never waits. Raises DX007.
 create or replace function fetch_work_item(
     p_lock_timeout_ms         bigint,
     p_tags                    text[],
     p_owner_id                text,
     p_session_lock_timeout_ms bigint,
+    p_unless_sessions         boolean,
     p_cursor_tags             text[],
     p_cursors                 text[],
-    p_limit                   integer
+    p_limit                   integer,
+    p_with_care               boolean
 ) returns table (
     instance_id   text,
     execution_id  bigint,
@@ -22,6 +27,7 @@ create or replace function fetch_work_item(
     attempt_count integer,
     work_item     text,
     load_error    text,
+    sessions      boolean,
     next_ms       bigint,
     cursor_tags   text[],
     cursors       text[]
@@ -32,34 +38,88 @@ as $$
 declare
     -- Between two visits to the queue a session can become free without a trace in it.
     c_session_recheck constant interval := interval '1 second';
-    v_now             timestamptz;
+    v_async           text;
+    v_now             timestamptz := clock_timestamp();
     v_tags            text[];
-    v_sessions        boolean := false;
     v_head_tags       text[];
     v_head_sessions   text[];
     v_head_times      timestamptz[];
     v_head_ids        bigint[];
-    v_again           boolean;
+    v_one_by_one      boolean;
+    v_again           boolean := false;
     v_head            record;
     v_row             record;
     v_claimed         integer := 0;
     v_next            timestamptz;
 begin
-    perform require_read_committed();
-    perform set_config('synchronous_commit', 'off', true);
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform require_read_committed();
+    end if;
+    v_async := set_config('synchronous_commit', 'off', true);
+    v_tags := coalesce(p_tags, array(select t.tag from worker_tags() as t));
+    sessions := exists (select from unnest(v_tags) as t (tag)
+                         cross join lateral (
+                               select from worker_queue as w
+                                where w.tag = t.tag and w.session_id > ''
+                                order by w.session_id
+                                limit 1) as w);
 
-    while v_claimed < p_limit loop
+    if sessions and p_unless_sessions then
+        return next;
+        return;
+    end if;
+
+    v_one_by_one := p_with_care or (sessions and p_owner_id is not null);
+    if not v_one_by_one then
+        -- The ordinary case, all of them in one statement.
+        for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item in
+            with claimed as (
+                update worker_queue as w
+                   set lease = gen_random_uuid(),
+                       available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
+                       attempt_count = w.attempt_count + 1
+                  from (select d.instance_id, d.execution_id, d.activity_id, d.id
+                          -- The tag that waits longest first.
+                          from (select t.tag
+                                  from unnest(v_tags) as t (tag)
+                                 cross join lateral (
+                                       select h.available_at
+                                         from worker_queue as h
+                                        where h.tag = t.tag
+                                          and h.session_id = ''
+                                          and h.available_at <= v_now
+                                        order by h.available_at, h.id
+                                        limit 1) as h
+                                 order by h.available_at) as t
+                         cross join lateral (
+                               select c.instance_id, c.execution_id, c.activity_id, c.id
+                                 from worker_queue as c
+                                where c.tag = t.tag
+                                  and c.session_id = ''
+                                  and c.available_at <= v_now
+                                order by c.available_at, c.id
+                                limit p_limit
+                                  for update skip locked) as d
+                         limit p_limit) as d
+                 where w.instance_id = d.instance_id
+                   and w.execution_id = d.execution_id
+                   and w.activity_id = d.activity_id
+                   and w.id = d.id
+                returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
+            )
+            select c.* from claimed as c
+        loop
+            v_claimed := v_claimed + 1;
+            return next;
+        end loop;
+    end if;
+
+    -- One by one: where sessions are to be considered, and with care.
+    while v_one_by_one and v_claimed < p_limit loop
         v_now := clock_timestamp();
-        v_tags := coalesce(p_tags, array(select t.tag from worker_tags() as t));
-        v_sessions := p_owner_id is not null
-                      and exists (select from unnest(v_tags) as t (tag)
-                                   cross join lateral (
-                                         select from worker_queue as w
-                                          where w.tag = t.tag and w.session_id > ''
-                                          order by w.session_id
-                                          limit 1) as w);
         v_again := false;
-        if v_sessions then
+        v_head_tags := null;
+        if p_owner_id is not null and sessions then
             select array_agg(h.tag) filter (where h.id is not null),
                    array_agg(h.session_id) filter (where h.id is not null),
                    array_agg(h.available_at) filter (where h.id is not null),
@@ -146,7 +206,7 @@ begin
         return next;
     end loop;
 
-    if v_claimed = 0 then
+    if v_claimed < p_limit then
         select min(h.available_at)
           into v_next
           from unnest(v_tags) as t (tag)
@@ -161,10 +221,11 @@ begin
         -- worth another look soon, not now.
         if v_again or v_next <= v_now then
             v_next := v_now + interval '25 ms';
-        elsif v_sessions then
+        elsif p_owner_id is not null and sessions then
             v_next := least(v_next, v_now + c_session_recheck);
         end if;
         lease := null;
+        work_item := null;
         next_ms := ms_between(v_now, v_next);
         return next;
     end if;
@@ -175,4 +236,5 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off;

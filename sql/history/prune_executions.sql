@@ -53,11 +53,13 @@ begin
              order by e.instance_id, e.execution_id
                for update of e) as d;
 
+    perform set_config('duroxide_postgres.erasing', 'on', true);
     delete from history as h
      using unnest(v_executions, v_execution_ids) as t (instance_id, execution_id)
      where h.instance_id = t.instance_id
        and h.execution_id = t.execution_id;
     get diagnostics events_deleted = row_count;
+    perform set_config('duroxide_postgres.erasing', 'off', true);
     delete from executions as e
      using unnest(v_executions, v_execution_ids) as t (instance_id, execution_id)
      where e.instance_id = t.instance_id

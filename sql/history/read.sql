@@ -1,13 +1,44 @@
--- All events of the latest execution, in order; NULL when there are none.
-create or replace function read(p_instance_id text) returns text[]
+-- All events of the latest execution of each given instance, in order; one row an instance, in the order given.
+-- Of a history that the caller has in memory (its epoch, execution and last event id) only later events are returned,
+-- unless it has changed other than by appending: cached_event_id says what the answer adds to, 0 when it is complete.
+create or replace function read(
+    p_instance_ids  text[],
+    p_epochs        bigint[],
+    p_execution_ids bigint[],
+    p_event_ids     bigint[]
+) returns table (history_epoch bigint, execution_id bigint, cached_event_id bigint, history text[])
 language plpgsql stable
 as $$
+#variable_conflict use_column
 begin
-    return read_with_execution(p_instance_id, latest_execution_id(p_instance_id));
+    return query
+    select m.history_epoch, l.execution_id, c.event_id,
+           (select array_agg(e.event_data)
+              from (select h.event_data
+                      from history as h
+                     where h.instance_id = t.instance_id
+                       and h.execution_id = l.execution_id
+                       and h.event_id > c.event_id
+                     order by h.event_id) as e)
+      from unnest(p_instance_ids, p_epochs, p_execution_ids, p_event_ids)
+           with ordinality as t (instance_id, epoch, execution_id, event_id, position)
+      left join mailboxes as m on m.instance_id = t.instance_id
+     cross join lateral (
+           select coalesce((select e.execution_id
+                              from executions as e
+                             where e.instance_id = t.instance_id
+                             order by e.execution_id desc
+                             limit 1), 1) as execution_id) as l
+     cross join lateral (
+           select case when m.history_epoch = t.epoch and l.execution_id = t.execution_id
+                       then t.event_id else 0 end as event_id) as c
+     order by t.position;
 end
 $$
 security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off;

@@ -27,8 +27,10 @@ begin
       where e.instance_id = any (p_instance_ids)
       order by e.instance_id, e.execution_id
         for update;
+    perform set_config('duroxide_postgres.erasing', 'on', true);
     delete from history as h where h.instance_id = any (p_instance_ids);
     get diagnostics events_deleted = row_count;
+    perform set_config('duroxide_postgres.erasing', 'off', true);
     delete from executions as e where e.instance_id = any (p_instance_ids);
     get diagnostics executions_deleted = row_count;
     delete from kv_store as k where k.instance_id = any (p_instance_ids);

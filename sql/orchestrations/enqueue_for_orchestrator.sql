@@ -16,19 +16,18 @@ declare
     v_now        timestamptz;
     v_visible_at timestamptz[];
 begin
-    perform require_read_committed();
+    if current_setting('transaction_isolation') <> 'read committed' then
+        perform require_read_committed();
+    end if;
     v_marked := mark_in_flight(p_instance_ids);
     v_now := clock_timestamp();
-    select array_agg(coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
-                     order by t.position)
-      into v_visible_at
-      from unnest(p_visible_at_ms, p_delays_ms) with ordinality as t (visible_at_ms, delay_ms, position);
+    v_visible_at := array(
+        select coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
+          from unnest(p_visible_at_ms, p_delays_ms) as t (visible_at_ms, delay_ms));
 
     insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
     select t.instance_id, t.visible_at, t.kind, t.work_item
-      from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items)
-           with ordinality as t (instance_id, visible_at, kind, work_item, position)
-     order by t.position;
+      from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items) as t (instance_id, visible_at, kind, work_item);
 
     perform wake_mailboxes(p_instance_ids, v_visible_at, v_marked);
 end
@@ -38,4 +37,5 @@ set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off;

@@ -35,6 +35,12 @@ select 'index ' || c.relname || ' ' || replace(pg_get_indexdef(c.oid), n.quoted 
   join relation as c on c.relnamespace = n.oid
   join pg_index as i on i.indexrelid = c.oid and not i.indisprimary
 union all
+select 'trigger ' || c.relname || '.' || t.tgname || ' ' || replace(pg_get_triggerdef(t.oid), n.quoted || '.', '')
+       || case when t.tgenabled = 'O' then '' else ' DISABLED' end
+  from namespace as n
+  join relation as c on c.relnamespace = n.oid
+  join pg_trigger as t on t.tgrelid = c.oid and not t.tgisinternal
+union all
 select 'function ' || p.proname || '(' || pg_get_function_arguments(p.oid) || ') returns '
        || pg_get_function_result(p.oid)
        || ' | ' || l.lanname || case p.provolatile when 'i' then ' immutable' when 's' then ' stable' else '' end

@@ -98,7 +98,7 @@ fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
 fn call_failed(error: CallError) -> Error {
     let kind = match &error {
         CallError::NoConnection(_) | CallError::Closed | CallError::TimedOut => ErrorKind::Connect,
-        CallError::Statement(_) => ErrorKind::Database,
+        _ => ErrorKind::Database,
     };
     Error::new(kind, error.to_string())
 }

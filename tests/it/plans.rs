@@ -180,13 +180,13 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
             explained
                 .judge(
                     "fetch_orchestration_item, empty",
-                    "select * from fetch_orchestration_item(30000, 0, 999999, 1)",
+                    "select * from fetch_orchestration_item(30000, 0, 999999, 4, gen_random_uuid(), false)",
                     &[],
                 )
                 .await,
         );
         for (name, call) in [
-            ("read", "select * from read('target')"),
+            ("read", "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[])"),
             ("get_custom_status", "select * from get_custom_status('target', -1)"),
             ("get_kv_value", "select * from get_kv_value('target', 'k')"),
             ("get_kv_all_values", "select * from get_kv_all_values('target')"),
@@ -225,7 +225,7 @@ async fn enqueue(explained: &Explained) -> Vec<String> {
 
 async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
     // 999999: just below the versions that this node cannot replay.
-    let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 1)";
+    let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 4, gen_random_uuid(), false)";
     let mut faults = explained.judge("fetch_orchestration_item", fetch, &[]).await;
     let lease = leased(explained, "mailboxes", "target").await;
     for (name, call) in [
@@ -246,12 +246,17 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge(
                 "ack_orchestration_item",
-                "select * from ack_orchestration_item('target', $1, gen_random_uuid(), 1, array[$2::bigint], array[$3], \
-                 null, null, 'Test', '1.0.0', null, null, true, 'status', false, array['k'], array['v'], \
-                 array[1]::bigint[], array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], \
-                 array[$4], array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
-                 array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], array[null, 1, null]::bigint[], \
-                 array['{}', '{}', '{}'])",
+                "select * from ack_orchestration_item(array['target', 'idle-9'], array[$1, gen_random_uuid()], \
+                 array[gen_random_uuid(), gen_random_uuid()], array[1, 1]::bigint[], array[null, 'Completed'], \
+                 array[null, 'done'], array['Test', null], array['1.0.0', null], array[null, null]::text[], \
+                 array[null, null]::bigint[], array[true, false], array['status', null], array[false, false], \
+                 array[gen_random_uuid(), null], array[$2::bigint, 1], array[$2::bigint, 1], \
+                 array[1, 2], array[$2::bigint, 1], array[$3, '{}'], \
+                 array[1], array['k'], array['v'], array[1]::bigint[], \
+                 array[1], array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], array[$4], \
+                 array[1, 1], array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
+                 array[1, 1, 1], array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], \
+                 array[null, 1, null]::bigint[], array['{}', '{}', '{}'], array['idle-7', 'locked'])",
                 &[
                     &lease,
                     &(100 + round),
@@ -278,10 +283,10 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         .await;
     // Any tag; as an owner of sessions, and without.
     for call in [
-        "select * from fetch_work_item(30000, array[''], null, 0, '{}', '{}', 1)",
-        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, '{}', '{}', 1)",
-        "select * from fetch_work_item(30000, null, 'me', 30000, '{}', '{}', 1)",
-        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, '{}', '{}', 1)",
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 4, false)",
+        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', 4, false)",
+        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', 4, false)",
+        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', 4, false)",
     ] {
         faults.extend(explained.judge(call, call, &[]).await);
     }
@@ -307,7 +312,8 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge(
                 "ack_work_item",
-                "select * from ack_work_item('target', 1, $1, $2, $3, 'target', $4)",
+                "select * from ack_work_item(array['target', 'idle-5'], array[1, 1]::bigint[], array[$1::bigint, 2], \
+                 array[$2::bigint, 0], array[$3, gen_random_uuid()], array['target', 'idle-5'], array[$4, '{}'])",
                 &[&activity_id, &id, &lease, &json(&completed("target", 7))],
             )
             .await,

@@ -277,7 +277,7 @@ async fn other_isolation_levels_are_refused() {
         .expect("begin");
     let error = stage
         .holder
-        .query("select * from fetch_orchestration_item(1000, 0, 1, 1)", &[])
+        .query("select * from fetch_orchestration_item(1000, 0, 1, 1, null, false)", &[])
         .await
         .expect_err("refused");
     assert_eq!(error.code().map(|code| code.code()), Some("DX007"));

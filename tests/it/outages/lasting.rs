@@ -281,26 +281,23 @@ async fn renewal_gives_up_in_the_end() {
         .expect("an end");
 }
 
-/// Fetches and enqueues that hang must not keep a lease from being renewed.
+/// Ordinary calls that hang must not keep a lease from being renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ordinary_calls_leave_connections_for_renewals() {
     let world = World::new().await;
     let token = world.activity("renewed activity", LEASE).await;
-    let before = world.proxy.calls_of(".fetch_work_item(");
+    let before = world.proxy.calls_of(".get_custom_status(");
     // The pool has eight connections.
     let hanging: Vec<_> = (0..8)
         .map(|_| {
-            let held = world.proxy.hold_answer_of(".fetch_work_item(");
+            let held = world.proxy.hold_answer_of(".get_custom_status(");
             let provider = world.provider.clone();
-            let fetch = tokio::spawn(async move {
-                let tags = duroxide::providers::TagFilter::DefaultOnly;
-                provider.fetch_work_item(LEASE, fixtures::NOW, None, &tags).await
-            });
-            (held, fetch)
+            let call = tokio::spawn(async move { provider.get_custom_status("some instance", 0).await });
+            (held, call)
         })
         .collect();
-    super::eventually("fetches hang on all connections they may use", || async {
-        (world.proxy.calls_of(".fetch_work_item(") - before >= 6).then_some(())
+    super::eventually("calls hang on all connections they may use", || async {
+        (world.proxy.calls_of(".get_custom_status(") - before >= 6).then_some(())
     })
     .await;
     let renewal = world.provider.renew_work_item_lock(&token, LEASE);
@@ -308,8 +305,8 @@ async fn ordinary_calls_leave_connections_for_renewals() {
         .await
         .expect("no waiting")
         .expect("renewal");
-    for (held, fetch) in hanging {
-        fetch.abort();
+    for (held, call) in hanging {
+        call.abort();
         drop(held);
     }
 }

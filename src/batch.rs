@@ -1,0 +1,202 @@
+//! Natural batching: calls that arrive while one is on the wire share the next one.
+//!
+//! A call that finds the line free goes out at once and alone, in its caller's own task: batching costs nothing when
+//! there is nothing to batch. Those that arrive meanwhile are carried out together when it is back: one round trip and
+//! one commit for all of them.
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
+use tracing::debug;
+
+use crate::error::CallError;
+use crate::provider::Inner;
+
+/// The most requests in one call.
+const MAX_REQUESTS: usize = 64;
+/// A call that carries this much already takes no more.
+const MAX_BYTES: usize = 1 << 20;
+/// Who waited this long for a place in a call goes alone: the line may be stuck.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Something that can be asked for together with others.
+pub(crate) trait Request: Send + Sync + 'static {
+    /// No two requests of one call have the same.
+    type Key: Hash + Eq + Send;
+
+    fn key(&self) -> Self::Key;
+
+    /// How much it carries, roughly.
+    fn bytes(&self) -> usize;
+}
+
+/// What became of a request.
+pub(crate) enum Batched<R> {
+    Answered(R),
+    /// It was not sent, and must go alone.
+    Alone,
+}
+
+/// Makes one call of many requests and answers each, in their order.
+pub(crate) type Call<T, R> = fn(Arc<Inner>, Vec<Arc<T>>) -> BoxFuture<'static, Vec<R>>;
+
+/// Calls of one kind.
+pub(crate) struct Batcher<T, R> {
+    state: Arc<Mutex<State<T, R>>>,
+    call: Call<T, R>,
+    /// How many calls may be on the wire at once.
+    lanes: usize,
+}
+
+struct State<T, R> {
+    calls: usize,
+    next_id: u64,
+    waiting: VecDeque<Waiting<T, R>>,
+}
+
+struct Waiting<T, R> {
+    id: u64,
+    request: Arc<T>,
+    answer: oneshot::Sender<R>,
+}
+
+impl<T: Request, R: Send + 'static> Batcher<T, R> {
+    pub(crate) fn new(lanes: usize, call: Call<T, R>) -> Self {
+        Self {
+            state: Arc::new(Mutex::new(State {
+                calls: 0,
+                next_id: 0,
+                waiting: VecDeque::new(),
+            })),
+            call,
+            lanes,
+        }
+    }
+
+    /// Carries out a request. Should the caller go away, one that has found company is carried out all the same.
+    pub(crate) async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
+        let place = {
+            let mut state = lock(&self.state);
+            if state.calls < self.lanes {
+                state.calls += 1;
+                None
+            } else {
+                let (sender, receiver) = oneshot::channel();
+                state.next_id += 1;
+                let id = state.next_id;
+                state.waiting.push_back(Waiting {
+                    id,
+                    request: Arc::clone(&request),
+                    answer: sender,
+                });
+                Some((id, receiver))
+            }
+        };
+        let Some((id, mut answer)) = place else {
+            // Given up also when this is dropped half-way, so that the line goes on.
+            let _lane = Lane {
+                state: Arc::clone(&self.state),
+                call: self.call,
+                inner: Arc::clone(inner),
+            };
+            let mut answers = (self.call)(Arc::clone(inner), vec![request]).await;
+            return answers.pop().map_or(Batched::Alone, Batched::Answered);
+        };
+        if let Ok(answered) = tokio::time::timeout(PATIENCE, &mut answer).await {
+            return answered.map_or(Batched::Alone, Batched::Answered);
+        }
+        let withdrawn = {
+            let mut state = lock(&self.state);
+            let before = state.waiting.len();
+            state.waiting.retain(|waiting| waiting.id != id);
+            state.waiting.len() < before
+        };
+        if withdrawn {
+            return Batched::Alone;
+        }
+        answer.await.map_or(Batched::Alone, Batched::Answered)
+    }
+}
+
+fn lock<T, R>(state: &Mutex<State<T, R>>) -> MutexGuard<'_, State<T, R>> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Request, R> State<T, R> {
+    /// The requests of the next call; when there are none, the lane is free.
+    fn next_call(&mut self) -> Vec<Waiting<T, R>> {
+        let mut call = Vec::new();
+        let mut left = VecDeque::new();
+        let mut keys = HashSet::new();
+        let mut bytes = 0;
+        while call.len() < MAX_REQUESTS
+            && bytes < MAX_BYTES
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            if keys.insert(waiting.request.key()) {
+                bytes += waiting.request.bytes();
+                call.push(waiting);
+            } else {
+                left.push_back(waiting);
+            }
+        }
+        left.append(&mut self.waiting);
+        self.waiting = left;
+        if call.is_empty() {
+            self.calls -= 1;
+        }
+        call
+    }
+}
+
+/// A place on the wire. Given up, however that happens, it goes to those who wait.
+struct Lane<T: Request, R: Send + 'static> {
+    state: Arc<Mutex<State<T, R>>>,
+    call: Call<T, R>,
+    inner: Arc<Inner>,
+}
+
+impl<T: Request, R: Send + 'static> Drop for Lane<T, R> {
+    fn drop(&mut self) {
+        let next = lock(&self.state).next_call();
+        if next.is_empty() {
+            return;
+        }
+        let lane = Self {
+            state: Arc::clone(&self.state),
+            call: self.call,
+            inner: Arc::clone(&self.inner),
+        };
+        let (requests, senders): (Vec<_>, Vec<_>) =
+            next.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
+        let carried_out = async move {
+            let answers = (lane.call)(Arc::clone(&lane.inner), requests).await;
+            for (sender, answer) in senders.into_iter().zip(answers) {
+                // Whoever went away does not want to know.
+                let _ = sender.send(answer);
+            }
+        };
+        // Without a runtime nothing is carried out: dropping the senders tells those who wait.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(carried_out);
+        }
+    }
+}
+
+/// What a call brought, for each of its requests, in their order.
+pub(crate) fn answers<A>(result: Result<Vec<A>, CallError>, requests: usize) -> Vec<Result<A, CallError>> {
+    match result {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
+        Err(error) if requests == 1 => vec![Err(error)],
+        Err(error) => {
+            debug!(%error, requests, "a call that carried several requests failed");
+            (0..requests)
+                .map(|_| Err(CallError::InCompany(error.is_ambiguous())))
+                .collect()
+        }
+    }
+}
