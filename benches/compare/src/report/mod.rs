@@ -1,8 +1,9 @@
 //! The report: Markdown and charts, from the results there are.
 
+mod canvas;
+mod chart;
 mod section;
 mod summary;
-mod svg;
 mod text;
 mod view;
 

@@ -1,6 +1,7 @@
 //! The part of the report about one workload.
 
-use super::svg::{self, Bar, Curve, Labels};
+use super::canvas::Labels;
+use super::chart::{self, Bar, Curve};
 use super::text;
 use super::view::View;
 use crate::candidates::Candidate;
@@ -172,20 +173,21 @@ fn curves(view: &View<'_>, points: impl Fn(Candidate) -> Vec<(f64, f64)>) -> Vec
         .collect()
 }
 
-fn draw(view: &View<'_>, chart: &Chart) -> Option<String> {
+fn draw(view: &View<'_>, chosen: &Chart) -> Option<String> {
     let labels = Labels {
-        title: chart.title,
-        x: chart.x,
-        y: chart.y,
+        title: chosen.title,
+        x: chosen.x,
+        y: chosen.y,
     };
-    match chart.shape {
+    match chosen.shape {
         Shape::Bars => {
             let groups: Vec<(String, Vec<Bar>)> = view
                 .points()
                 .into_iter()
-                .map(|(point, _)| (point.to_string(), bars_at(view, point, chart.metric)))
+                .filter(|(point, _)| point.contains(chosen.points))
+                .map(|(point, _)| (point.to_string(), bars_at(view, point, chosen.metric)))
                 .collect();
-            svg::bars(&labels, &groups)
+            chart::bars(&labels, &groups)
         }
         Shape::Metrics(metrics) => {
             let (point, _) = *view.points().first()?;
@@ -193,16 +195,16 @@ fn draw(view: &View<'_>, chart: &Chart) -> Option<String> {
                 .iter()
                 .map(|(key, label)| ((*label).to_string(), bars_at(view, point, key)))
                 .collect();
-            svg::bars(&labels, &groups)
+            chart::bars(&labels, &groups)
         }
         Shape::Lines => {
             let all = curves(view, |candidate| {
                 let points = view.points().into_iter();
                 points
-                    .filter_map(|(point, x)| Some((x, view.median(point, candidate, chart.metric)?)))
+                    .filter_map(|(point, x)| Some((x, view.median(point, candidate, chosen.metric)?)))
                     .collect()
             });
-            svg::lines(&labels, &all, true)
+            chart::lines(&labels, &all, true)
         }
         Shape::Series(seconds) => {
             let all = curves(view, |candidate| {
@@ -210,12 +212,12 @@ fn draw(view: &View<'_>, chart: &Chart) -> Option<String> {
                     .measurements()
                     .iter()
                     .filter(|one| one.candidate == candidate)
-                    .find_map(|one| one.outcome.series.get(chart.metric));
+                    .find_map(|one| one.outcome.series.get(chosen.metric));
                 let minute = |position: usize| (position as f64 + 0.5) * f64::from(seconds) / 60.0;
                 let values = series.into_iter().flatten().enumerate();
                 values.map(|(position, value)| (minute(position), *value)).collect()
             });
-            svg::lines(&labels, &all, false)
+            chart::lines(&labels, &all, false)
         }
     }
 }

@@ -232,6 +232,7 @@ impl Workload for Turns {
                 x: "concurrent callers",
                 y: "turns/s",
                 shape: Shape::Bars,
+                points: "",
             },
             Chart {
                 metric: "fetch_p99_ms",
@@ -239,6 +240,7 @@ impl Workload for Turns {
                 x: "concurrent callers",
                 y: "ms",
                 shape: Shape::Bars,
+                points: "",
             },
         ]
     }
@@ -297,6 +299,7 @@ impl Workload for Activities {
             x: "concurrent callers",
             y: "activities/s",
             shape: Shape::Bars,
+            points: "",
         }]
     }
 
@@ -345,6 +348,7 @@ impl Workload for Enqueue {
             x: "concurrent callers",
             y: "enqueues/s",
             shape: Shape::Bars,
+            points: "",
         }]
     }
 

@@ -82,6 +82,7 @@ impl Workload for Floor {
             x: "connections",
             y: "commits/s",
             shape: Shape::Bars,
+            points: "",
         }]
     }
 

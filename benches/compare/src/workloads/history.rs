@@ -82,6 +82,7 @@ impl Workload for History {
             x: "events of history",
             y: "ms a turn",
             shape: Shape::Lines,
+            points: "",
         }]
     }
 

@@ -178,6 +178,7 @@ impl Workload for Latency {
                 ("timer_p50_ms", "timer, late by"),
                 ("event_p50_ms", "event, to end"),
             ]),
+            points: "",
         }]
     }
 

@@ -210,6 +210,8 @@ pub struct Chart {
     /// What the values are.
     pub y: &'static str,
     pub shape: Shape,
+    /// Only points whose names contain this.
+    pub points: &'static str,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -72,6 +72,7 @@ impl Workload for Nodes {
             x: "nodes of 4/4 dispatchers",
             y: "orchestrations/s",
             shape: Shape::Bars,
+            points: "",
         }]
     }
 

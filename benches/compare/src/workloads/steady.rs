@@ -67,6 +67,7 @@ impl Workload for Steady {
             x: "minutes",
             y: "turns/s",
             shape: Shape::Series(BUCKET),
+            points: "",
         }]
     }
 

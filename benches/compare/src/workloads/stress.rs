@@ -136,13 +136,26 @@ impl Workload for Stress {
     }
 
     fn charts(&self) -> &'static [Chart] {
-        &[Chart {
+        const DISPATCHERS: Chart = Chart {
             metric: "rate",
-            title: "duroxide's stress test: orchestrations of 5 activities per second",
+            title: "",
             x: "dispatchers, time of an activity, orchestrations in flight",
             y: "orchestrations/s",
             shape: Shape::Bars,
-        }]
+            points: "",
+        };
+        &[
+            Chart {
+                title: "duroxide's stress test: orchestrations of 5 activities that take no time",
+                points: ", 0 ms",
+                ..DISPATCHERS
+            },
+            Chart {
+                title: "duroxide's stress test: orchestrations of 5 activities of 10 ms",
+                points: ", 10 ms",
+                ..DISPATCHERS
+            },
+        ]
     }
 
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
