@@ -41,7 +41,10 @@ enum Sessions {
     /// As soon as there are any. Until then it does not matter for whom, and workers share their looks.
     IfAny,
     /// For this owner.
-    For { owner_id: String, lock_timeout_ms: i64 },
+    For {
+        owner_id: String,
+        lock_timeout_ms: i64,
+    },
 }
 
 impl poll::Request for ActivityRequest {
@@ -164,7 +167,9 @@ impl Inner {
         for row in &rows {
             self.remember_session_cursors(row)
                 .map_err(|error| self.decoding(OPERATION, error))?;
-            let sessions: bool = row.try_get("sessions").map_err(|error| self.decoding(OPERATION, error))?;
+            let sessions: bool = row
+                .try_get("sessions")
+                .map_err(|error| self.decoding(OPERATION, error))?;
             self.set_has_sessions(&request.tags, sessions);
             found.ask_anew = sessions && request.sessions == Sessions::IfAny;
             let fetched = Fetched::decode(row).map_err(|error| self.decoding(OPERATION, error))?;
@@ -383,7 +388,11 @@ impl Inner {
 
     async fn send_activity_columns(&self, activities: &[Arc<Activities>]) -> Result<Vec<Row>, CallError> {
         let texts = |column: fn(&Activities) -> &Vec<String>| -> Vec<&str> {
-            activities.iter().flat_map(|one| column(one)).map(String::as_str).collect()
+            activities
+                .iter()
+                .flat_map(|one| column(one))
+                .map(String::as_str)
+                .collect()
         };
         let ids = |column: fn(&Activities) -> &Vec<i64>| -> Vec<i64> {
             activities.iter().flat_map(|one| column(one)).copied().collect()
@@ -405,13 +414,6 @@ impl Inner {
 }
 
 impl batch::Request for Activities {
-    type Key = usize;
-
-    /// Any two can go together: where it is in memory tells it from all others.
-    fn key(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     fn bytes(&self) -> usize {
         self.items.iter().map(String::len).sum()
     }
@@ -437,10 +439,8 @@ impl ActivityAck {
 }
 
 impl batch::Request for ActivityAck {
-    type Key = Uuid;
-
-    fn key(&self) -> Uuid {
-        self.token.lease
+    fn key(&self) -> Option<String> {
+        Some(self.token.lease.to_string())
     }
 
     fn bytes(&self) -> usize {

@@ -5,7 +5,6 @@
 //! one commit for all of them.
 
 use std::collections::{HashSet, VecDeque};
-use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,10 +24,10 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Something that can be asked for together with others.
 pub(crate) trait Request: Send + Sync + 'static {
-    /// No two requests of one call have the same.
-    type Key: Hash + Eq + Send;
-
-    fn key(&self) -> Self::Key;
+    /// No two requests of one call have the same; none if it gets along with every other.
+    fn key(&self) -> Option<String> {
+        None
+    }
 
     /// How much it carries, roughly.
     fn bytes(&self) -> usize;
@@ -44,16 +43,18 @@ pub(crate) enum Batched<R> {
 /// Makes one call of many requests and answers each, in their order.
 pub(crate) type Call<T, R> = fn(Arc<Inner>, Vec<Arc<T>>) -> BoxFuture<'static, Vec<R>>;
 
-/// Calls of one kind.
+/// Calls of one kind, one on the wire at a time.
 pub(crate) struct Batcher<T, R> {
-    state: Arc<Mutex<State<T, R>>>,
+    line: Arc<Line<T, R>>,
+}
+
+struct Line<T, R> {
     call: Call<T, R>,
-    /// How many calls may be on the wire at once.
-    lanes: usize,
+    state: Mutex<State<T, R>>,
 }
 
 struct State<T, R> {
-    calls: usize,
+    busy: bool,
     next_id: u64,
     waiting: VecDeque<Waiting<T, R>>,
 }
@@ -65,24 +66,24 @@ struct Waiting<T, R> {
 }
 
 impl<T: Request, R: Send + 'static> Batcher<T, R> {
-    pub(crate) fn new(lanes: usize, call: Call<T, R>) -> Self {
+    pub(crate) fn new(call: Call<T, R>) -> Self {
         Self {
-            state: Arc::new(Mutex::new(State {
-                calls: 0,
-                next_id: 0,
-                waiting: VecDeque::new(),
-            })),
-            call,
-            lanes,
+            line: Arc::new(Line {
+                call,
+                state: Mutex::new(State {
+                    busy: false,
+                    next_id: 0,
+                    waiting: VecDeque::new(),
+                }),
+            }),
         }
     }
 
     /// Carries out a request. Should the caller go away, one that has found company is carried out all the same.
     pub(crate) async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
         let place = {
-            let mut state = lock(&self.state);
-            if state.calls < self.lanes {
-                state.calls += 1;
+            let mut state = self.line.lock();
+            if !std::mem::replace(&mut state.busy, true) {
                 None
             } else {
                 let (sender, receiver) = oneshot::channel();
@@ -98,36 +99,52 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
         };
         let Some((id, mut answer)) = place else {
             // Given up also when this is dropped half-way, so that the line goes on.
-            let _lane = Lane {
-                state: Arc::clone(&self.state),
-                call: self.call,
+            let _turn = Turn {
+                line: Arc::clone(&self.line),
                 inner: Arc::clone(inner),
             };
-            let mut answers = (self.call)(Arc::clone(inner), vec![request]).await;
+            let mut answers = (self.line.call)(Arc::clone(inner), vec![request]).await;
             return answers.pop().map_or(Batched::Alone, Batched::Answered);
         };
         if let Ok(answered) = tokio::time::timeout(PATIENCE, &mut answer).await {
             return answered.map_or(Batched::Alone, Batched::Answered);
         }
-        let withdrawn = {
-            let mut state = lock(&self.state);
-            let before = state.waiting.len();
-            state.waiting.retain(|waiting| waiting.id != id);
-            state.waiting.len() < before
-        };
-        if withdrawn {
+        if self.line.withdraw(id) {
             return Batched::Alone;
         }
         answer.await.map_or(Batched::Alone, Batched::Answered)
     }
 }
 
-fn lock<T, R>(state: &Mutex<State<T, R>>) -> MutexGuard<'_, State<T, R>> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
+    /// Carries out a request that can be repeated.
+    pub(crate) async fn ask(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
+        match self.submit(inner, Arc::clone(&request)).await {
+            Batched::Answered(Err(CallError::InCompany(_))) | Batched::Alone => {
+                let mut answers = (self.line.call)(Arc::clone(inner), vec![request]).await;
+                answers.pop().unwrap_or(Err(CallError::Closed))
+            }
+            Batched::Answered(answer) => answer,
+        }
+    }
+}
+
+impl<T, R> Line<T, R> {
+    fn lock(&self) -> MutexGuard<'_, State<T, R>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the request was still waiting.
+    fn withdraw(&self, id: u64) -> bool {
+        let mut state = self.lock();
+        let before = state.waiting.len();
+        state.waiting.retain(|waiting| waiting.id != id);
+        state.waiting.len() < before
+    }
 }
 
 impl<T: Request, R> State<T, R> {
-    /// The requests of the next call; when there are none, the lane is free.
+    /// The requests of the next call.
     fn next_call(&mut self) -> Vec<Waiting<T, R>> {
         let mut call = Vec::new();
         let mut left = VecDeque::new();
@@ -137,7 +154,7 @@ impl<T: Request, R> State<T, R> {
             && bytes < MAX_BYTES
             && let Some(waiting) = self.waiting.pop_front()
         {
-            if keys.insert(waiting.request.key()) {
+            if waiting.request.key().is_none_or(|key| keys.insert(key)) {
                 bytes += waiting.request.bytes();
                 call.push(waiting);
             } else {
@@ -146,35 +163,36 @@ impl<T: Request, R> State<T, R> {
         }
         left.append(&mut self.waiting);
         self.waiting = left;
-        if call.is_empty() {
-            self.calls -= 1;
-        }
         call
     }
 }
 
-/// A place on the wire. Given up, however that happens, it goes to those who wait.
-struct Lane<T: Request, R: Send + 'static> {
-    state: Arc<Mutex<State<T, R>>>,
-    call: Call<T, R>,
+/// The right to make calls. Given up, however that happens, it goes to those who wait.
+struct Turn<T: Request, R: Send + 'static> {
+    line: Arc<Line<T, R>>,
     inner: Arc<Inner>,
 }
 
-impl<T: Request, R: Send + 'static> Drop for Lane<T, R> {
+impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {
     fn drop(&mut self) {
-        let next = lock(&self.state).next_call();
-        if next.is_empty() {
-            return;
-        }
-        let lane = Self {
-            state: Arc::clone(&self.state),
-            call: self.call,
+        let next = {
+            let mut state = self.line.lock();
+            if state.waiting.is_empty() {
+                state.busy = false;
+                return;
+            }
+            state.next_call()
+        };
+        let (requests, senders): (Vec<_>, Vec<_>) = next
+            .into_iter()
+            .map(|waiting| (waiting.request, waiting.answer))
+            .unzip();
+        let turn = Self {
+            line: Arc::clone(&self.line),
             inner: Arc::clone(&self.inner),
         };
-        let (requests, senders): (Vec<_>, Vec<_>) =
-            next.into_iter().map(|waiting| (waiting.request, waiting.answer)).unzip();
         let carried_out = async move {
-            let answers = (lane.call)(Arc::clone(&lane.inner), requests).await;
+            let answers = (turn.line.call)(Arc::clone(&turn.inner), requests).await;
             for (sender, answer) in senders.into_iter().zip(answers) {
                 // Whoever went away does not want to know.
                 let _ = sender.send(answer);

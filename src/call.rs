@@ -194,7 +194,8 @@ impl Caller {
         let mut shortest = ATTEMPT_TIMEOUT;
         for lease in leases {
             bytes += lease.bytes;
-            shortest = shortest.min(LeaseCall { bytes, ..lease }.attempt_timeout(time_left(lease.leases.end_of(lease.id))));
+            shortest =
+                shortest.min(LeaseCall { bytes, ..lease }.attempt_timeout(time_left(lease.leases.end_of(lease.id))));
         }
         self.attempt_within(shortest, function, parameters)
             .instrument(debug_span!("duroxide_postgres", function))

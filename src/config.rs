@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime, Timeouts};
 use tokio::sync::mpsc;
 use tokio_postgres::config::Host;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
@@ -223,6 +223,8 @@ fn open(mut config: Config, tls: &dyn Tls, pool_size: usize) -> Result<(Pool, Op
     let server = server_name(&config);
     let pool = Pool::builder(tls.manager(config.clone()))
         .max_size(pool_size)
+        // The connection used last: its backend has everything at hand.
+        .queue_mode(QueueMode::Lifo)
         .runtime(Runtime::Tokio1)
         .timeouts(Timeouts {
             wait: Some(POOL_WAIT_TIMEOUT),

@@ -6,15 +6,18 @@ use duroxide::Event;
 use duroxide::providers::{ExecutionInfo, InstanceFilter, ProviderError, PruneOptions, PruneResult};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tracing::debug;
 
-use crate::batch::{self, Batched};
+use crate::batch;
 use crate::cache::Known;
 use crate::encode;
 use crate::error::CallError;
 use crate::instances::{BULK_LIMIT, filter_ids};
 use crate::provider::Inner;
-use crate::turn_ack::TurnAck;
 use crate::work_item::json;
+
+/// About what an event takes as JSON, where nobody counted.
+const UNKNOWN_EVENT_BYTES: usize = 512;
 
 /// Events, column by column.
 pub(crate) struct Events {
@@ -70,13 +73,6 @@ pub(crate) struct ReadRequest {
 }
 
 impl batch::Request for ReadRequest {
-    type Key = usize;
-
-    /// Any two can go together: where it is in memory tells it from all others.
-    fn key(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     fn bytes(&self) -> usize {
         self.instance_id.len()
     }
@@ -89,13 +85,7 @@ impl Inner {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
             known: self.cache.get(instance),
         });
-        let tail = match self.reads.submit(self, Arc::clone(&request)).await {
-            Batched::Answered(Err(CallError::InCompany(_))) | Batched::Alone => {
-                let alone = Arc::clone(self).send_reads(vec![Arc::clone(&request)]).await;
-                alone.into_iter().next().unwrap_or(Err(CallError::Closed))
-            }
-            Batched::Answered(tail) => tail,
-        };
+        let tail = self.reads.ask(self, Arc::clone(&request)).await;
         let tail = tail.map_err(|error| error.to_provider_error(OPERATION))?;
         self.whole_history(instance, request.known.clone(), tail)
             .await
@@ -109,7 +99,10 @@ impl Inner {
     ) -> BoxFuture<'static, Vec<Result<Tail, CallError>>> {
         async move {
             let known = |field: fn(&Known) -> i64| -> Vec<Option<i64>> {
-                requests.iter().map(|request| request.known.as_ref().map(field)).collect()
+                requests
+                    .iter()
+                    .map(|request| request.known.as_ref().map(field))
+                    .collect()
             };
             let instance_ids: Vec<&str> = requests.iter().map(|request| request.instance_id.as_str()).collect();
             let sent = self
@@ -148,76 +141,41 @@ impl Inner {
         known: Option<Known>,
         tail: Tail,
     ) -> Result<Vec<Event>, String> {
-        let fits = |known: &Known| {
-            Some(known.epoch) == tail.epoch
-                && known.execution_id == tail.execution_id
-                && known.last_event_id >= tail.cached_event_id
-        };
-        if tail.cached_event_id > 0 {
-            let Some(mut known) = known.or_else(|| self.cache.get(instance)).filter(fits) else {
-                // Forgotten meanwhile: all of it, then.
-                let execution_id = encode::from_id(tail.execution_id);
-                return self
-                    .read_with_execution(instance, execution_id)
-                    .await
-                    .map_err(|error| error.message);
-            };
-            let json_bytes = tail.events.iter().map(String::len).sum();
-            let mut events = decode_events(tail.events, known.events.len())?;
-            events.retain(|event| encode::saturated_id(event.event_id()) > known.last_event_id);
-            if !events.is_empty() {
-                known.append(events, json_bytes);
-                self.cache.put(instance, known.clone());
+        let known = match (tail.epoch, known) {
+            (Some(epoch), None) if tail.cached_event_id > 0 => {
+                self.cache
+                    .get_up_to(instance, epoch, tail.execution_id, tail.cached_event_id)
             }
-            return Ok(known.events.to_vec());
-        }
-        let json_bytes = tail.events.iter().map(String::len).sum();
-        let events = decode_events(tail.events, 0)?;
-        match tail.epoch {
-            Some(epoch) if self.cache.is_enabled() => {
-                let mut known = Known {
-                    epoch,
-                    execution_id: tail.execution_id,
-                    last_event_id: 0,
-                    events: Arc::default(),
-                    bytes: 0,
-                };
-                known.append(events.clone(), json_bytes);
+            (Some(epoch), None) => Some(Known::nothing(epoch, tail.execution_id)),
+            // As it was when the database was asked: it said itself whether that still holds.
+            (Some(_), Some(known)) if tail.cached_event_id > 0 => Some(known),
+            (Some(epoch), Some(_)) => Some(Known::nothing(epoch, tail.execution_id)),
+            (None, _) => None,
+        };
+        let Some(mut known) = known else {
+            if tail.cached_event_id == 0 {
+                return decode_events(tail.events, 0);
+            }
+            // Forgotten meanwhile: all of it, then.
+            debug!(instance, "a history is no longer in memory; reading it again");
+            let execution_id = encode::from_id(tail.execution_id);
+            let events = self.read_with_execution(instance, execution_id).await;
+            let events = events.map_err(|error| error.message)?;
+            if let Some(epoch) = tail.epoch {
+                let mut known = Known::nothing(epoch, tail.execution_id);
+                known.append(events.clone(), events.len() * UNKNOWN_EVENT_BYTES);
                 self.cache.put(instance, known);
             }
-            _ => self.cache.forget(instance),
+            return Ok(events);
+        };
+        let json_bytes = tail.events.iter().map(String::len).sum();
+        let mut events = decode_events(tail.events, known.events.len())?;
+        events.retain(|event| encode::saturated_id(event.event_id()) > known.last_event_id);
+        if !events.is_empty() || tail.cached_event_id == 0 {
+            known.append(events, json_bytes);
+            self.cache.put(instance, known.clone());
         }
-        Ok(events)
-    }
-
-    /// What this process has of the history that a turn adds to, if it is all there is. None at the turn's last end.
-    pub(crate) fn history_before(&self, ack: &TurnAck) -> Option<Known> {
-        let known = ack
-            .goes_on()
-            .then(|| self.cache.get(&ack.token.instance_id))
-            .flatten()?;
-        if known.execution_id == ack.execution_id {
-            let follows = ack.events.ids.iter().all(|id| *id > known.last_event_id);
-            return follows.then_some(known);
-        }
-        // A new execution begins.
-        (ack.events.ids.first() == Some(&1)).then(|| Known {
-            execution_id: ack.execution_id,
-            last_event_id: 0,
-            events: Arc::default(),
-            bytes: 0,
-            ..known
-        })
-    }
-
-    /// A turn was committed.
-    pub(crate) fn remember_turn(&self, ack: &TurnAck, before: Option<Known>, events: Vec<Event>) {
-        // So that the one in `before` is the only copy, and can be added to.
-        self.cache.forget(&ack.token.instance_id);
-        if let Some(mut known) = before {
-            known.append(events, ack.events.data.iter().map(String::len).sum());
-            self.cache.put(&ack.token.instance_id, known);
-        }
+        Ok(Arc::unwrap_or_clone(known.events))
     }
 
     pub(crate) async fn read_with_execution(

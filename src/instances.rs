@@ -1,16 +1,37 @@
 //! Instances as management sees them: `sql/instances`.
 
+use std::sync::Arc;
+
 use duroxide::providers::{
     DeleteInstanceResult, InstanceFilter, InstanceInfo, InstanceTree, ProviderError, QueueDepths, SystemMetrics,
 };
 use duroxide::{Event, EventKind, SystemStats};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 
+use crate::batch;
 use crate::encode;
+use crate::error::CallError;
 use crate::provider::Inner;
 
 /// How many instances a bulk operation takes when its filter does not say.
 pub(crate) const BULK_LIMIT: i64 = 1000;
+
+/// A custom status and its version.
+pub(crate) type CustomStatus = (Option<String>, u64);
+
+/// A custom status to read.
+pub(crate) struct StatusRequest {
+    instance_id: String,
+    last_seen_version: i64,
+}
+
+impl batch::Request for StatusRequest {
+    fn bytes(&self) -> usize {
+        self.instance_id.len()
+    }
+}
 
 impl Inner {
     pub(crate) async fn list_instances(&self, status: Option<&str>) -> Result<Vec<String>, ProviderError> {
@@ -65,22 +86,39 @@ impl Inner {
     }
 
     pub(crate) async fn get_custom_status(
-        &self,
+        self: &Arc<Self>,
         instance: &str,
         last_seen_version: u64,
-    ) -> Result<Option<(Option<String>, u64)>, ProviderError> {
+    ) -> Result<Option<CustomStatus>, ProviderError> {
         const OPERATION: &str = "get_custom_status";
-        let last_seen = i64::try_from(last_seen_version).unwrap_or(i64::MAX);
-        let rows = self.rows(OPERATION, instance, &[&last_seen]).await?;
-        let decode = |row: &Row| {
-            let status: Option<String> = row.try_get("custom_status")?;
-            let version = encode::from_id(row.try_get("custom_status_version")?);
-            Ok((status.map(encode::from_text), version))
-        };
-        rows.first()
-            .map(decode)
-            .transpose()
-            .map_err(|error| self.decoding(OPERATION, error))
+        let request = Arc::new(StatusRequest {
+            instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
+            last_seen_version: encode::saturated_id(last_seen_version),
+        });
+        let status = self.statuses.ask(self, request).await;
+        status.map_err(|error| error.to_provider_error(OPERATION))
+    }
+
+    /// Many statuses in one call.
+    pub(crate) fn send_status_requests(
+        self: Arc<Self>,
+        requests: Vec<Arc<StatusRequest>>,
+    ) -> BoxFuture<'static, Vec<Result<Option<CustomStatus>, CallError>>> {
+        async move {
+            let instance_ids: Vec<&str> = requests.iter().map(|request| request.instance_id.as_str()).collect();
+            let versions: Vec<i64> = requests.iter().map(|request| request.last_seen_version).collect();
+            let sent = self.caller.call("get_custom_status", &[&instance_ids, &versions]).await;
+            let statuses = sent.and_then(|rows| {
+                let statuses = rows.iter().map(|row| {
+                    let status: Option<String> = row.try_get("custom_status")?;
+                    let version: Option<i64> = row.try_get("custom_status_version")?;
+                    Ok(version.map(|version| (status.map(encode::from_text), encode::from_id(version))))
+                });
+                statuses.collect::<Result<Vec<_>, CallError>>()
+            });
+            batch::answers(statuses, requests.len())
+        }
+        .boxed()
     }
 
     pub(crate) async fn get_instance_stats(&self, instance: &str) -> Result<Option<SystemStats>, ProviderError> {

@@ -104,11 +104,17 @@ impl Inner {
             ask_anew: false,
         };
         for row in rows {
-            match self.decode_turn(&row).await.map_err(|error| self.decoding(OPERATION, error))? {
+            match self
+                .decode_turn(&row)
+                .await
+                .map_err(|error| self.decoding(OPERATION, error))?
+            {
                 Fetched::Turn { lease, turn } => {
                     self.leases.extended(lease, request.lock_timeout);
                     let token = turn.1.clone();
-                    found.granted.push(Granted::new(self, Queue::Orchestrator, token, *turn));
+                    found
+                        .granted
+                        .push(Granted::new(self, Queue::Orchestrator, token, *turn));
                 }
                 Fetched::Dropped { instance_id, count } => warn!(
                     instance = instance_id,
@@ -142,8 +148,14 @@ impl Inner {
             metadata,
             cancelled_activities,
         )?;
-        let known = self.history_before(&ack);
-        ack.node = known.is_some().then_some(self.node);
+        let json_bytes = ack.events.data.iter().map(String::len).sum();
+        if ack.goes_on()
+            && self
+                .cache
+                .announce(&ack.token.instance_id, ack.execution_id, &history_delta, json_bytes)
+        {
+            ack.node = Some(self.node);
+        }
         let ack = Arc::new(ack);
 
         let failed = match self.turn_acks.submit(self, Arc::clone(&ack)).await {
@@ -171,8 +183,8 @@ impl Inner {
         };
         let answer = self.lease_ended(OPERATION, lease, answer, history_delta.is_empty());
         match &answer {
-            Ok(_) => self.remember_turn(&ack, known, history_delta),
-            Err(_) => self.cache.forget(&ack.token.instance_id),
+            Ok(_) if ack.node.is_some() => self.cache.confirm(&ack.token.instance_id),
+            _ => self.cache.forget(&ack.token.instance_id),
         }
         // An ack that turns out to have committed before says nothing: better one look too many.
         let due_ms = answer?.map_or(Some(0), |answer| answer.due_ms);
@@ -301,11 +313,22 @@ impl Inner {
 
     async fn send_message_columns(&self, messages: &[Arc<Message>]) -> Result<Vec<Row>, CallError> {
         let column = |text: fn(&Messages) -> &Vec<String>| -> Vec<&str> {
-            messages.iter().flat_map(|message| text(&message.columns)).map(String::as_str).collect()
+            messages
+                .iter()
+                .flat_map(|message| text(&message.columns))
+                .map(String::as_str)
+                .collect()
         };
-        let kinds: Vec<i8> = messages.iter().flat_map(|message| &message.columns.kinds).copied().collect();
-        let visible_at_ms: Vec<Option<i64>> =
-            messages.iter().flat_map(|message| &message.columns.visible_at_ms).copied().collect();
+        let kinds: Vec<i8> = messages
+            .iter()
+            .flat_map(|message| &message.columns.kinds)
+            .copied()
+            .collect();
+        let visible_at_ms: Vec<Option<i64>> = messages
+            .iter()
+            .flat_map(|message| &message.columns.visible_at_ms)
+            .copied()
+            .collect();
         let delays_ms: Vec<Option<i64>> = messages.iter().map(|message| message.delay_ms).collect();
         self.caller
             .call(
@@ -329,13 +352,6 @@ pub(crate) struct Message {
 }
 
 impl batch::Request for Message {
-    type Key = usize;
-
-    /// Any two can go together: where it is in memory tells it from all others.
-    fn key(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     fn bytes(&self) -> usize {
         self.columns.items.iter().map(String::len).sum()
     }

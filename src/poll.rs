@@ -27,6 +27,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const MAX_ITEMS: usize = 64;
 /// A look that takes longer has met something heavy, or a slow line: those who wait send another.
 const SLOW_LOOK: Duration = Duration::from_millis(20);
+/// When to look again after a look that brought less than it was for: only one that brings nothing tells how long
+/// nothing is to be expected.
+const CONFIRMATION: Duration = Duration::from_millis(5);
 /// The most looks of a group on the wire.
 const MAX_LOOKS: usize = 4;
 /// Groups beyond this are swept of those nobody waits in.
@@ -145,7 +148,7 @@ impl<T> Group<T> {
         }
     }
 
-    /// If those who wait need a look beside those on the wire, counts it as sent and tells for how many it is.
+    /// If those who wait need a look beside those on the wire, counts it as sent.
     fn due_look(&mut self, now: Instant) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
         let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none());
@@ -170,11 +173,19 @@ impl<T> Group<T> {
         self.woken = false;
         self.next_id += 1;
         let mut wanted = 0;
-        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.look.is_none()).take(MAX_ITEMS) {
+        for waiter in self
+            .waiters
+            .iter_mut()
+            .filter(|waiter| waiter.look.is_none())
+            .take(MAX_ITEMS)
+        {
             waiter.look = Some(self.next_id);
             wanted += 1;
         }
-        Some(Sent { id: self.next_id, wanted })
+        Some(Sent {
+            id: self.next_id,
+            wanted,
+        })
     }
 
     /// Answers those for whom a look decided: the impatient ones, or all that it was for.
@@ -239,7 +250,7 @@ impl<R: Request> Line<R> {
         (id, receiver)
     }
 
-    /// Sends a look if one is due. Returns when to ask again.
+    /// Sends a look if one is due. Returns when the next will be, if nothing happens.
     fn look_if_due(&self, inner: &Arc<Inner>, request: &R) -> Instant {
         let now = Instant::now();
         let (next, look) = match self.lock().get_mut(request) {
@@ -292,6 +303,7 @@ impl<R: Request> Line<R> {
             match found {
                 Ok(found) => {
                     let enough = found.granted.len() >= sent.wanted;
+                    let nothing = found.granted.is_empty();
                     for granted in found.granted {
                         let mut answer = Answer::Granted(granted);
                         // Whoever went away passes it on to the next.
@@ -302,8 +314,14 @@ impl<R: Request> Line<R> {
                         }
                         unwanted.push(answer);
                     }
-                    if !enough {
-                        let nap = found.next.unwrap_or(Duration::MAX).min(inner.waker.fallback());
+                    if enough {
+                        // There may be more.
+                        group.quiet_until = now;
+                    } else {
+                        let nap = match found.next {
+                            None if !nothing => CONFIRMATION,
+                            next => next.unwrap_or(Duration::MAX).min(inner.waker.fallback()),
+                        };
                         group.quiet_until = now + nap;
                         group.dismiss(sent.id, found.ask_anew, || match found.ask_anew {
                             true => Answer::AskAnew,

@@ -24,6 +24,7 @@ use crate::config::Builder;
 use crate::encode;
 use crate::error::{CallError, Error, ErrorKind};
 use crate::history::{ReadRequest, Tail};
+use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
 use crate::orchestrations::{Message, TurnRequest};
 use crate::poll::Line;
@@ -31,11 +32,6 @@ use crate::schema_name::SchemaName;
 use crate::turn_ack::{TurnAck, TurnAnswer};
 use crate::wake::{Queue, Waker};
 use crate::work_item::Activities;
-
-/// How many calls of a kind may be on the wire at once.
-const ACK_LANES: usize = 1;
-const ENQUEUE_LANES: usize = 1;
-const READ_LANES: usize = 1;
 
 /// A duroxide storage provider on PostgreSQL.
 ///
@@ -86,6 +82,7 @@ pub(crate) struct Inner {
     pub(crate) messages: Batcher<Message, Result<(), CallError>>,
     pub(crate) new_activities: Batcher<Activities, Result<(), CallError>>,
     pub(crate) reads: Batcher<ReadRequest, Result<Tail, CallError>>,
+    pub(crate) statuses: Batcher<StatusRequest, Result<Option<CustomStatus>, CallError>>,
     /// Tag filters for which there were activities of sessions at the last look.
     pub(crate) tags_with_sessions: Mutex<HashSet<Option<Vec<String>>>>,
     /// Where this process goes on visiting the sessions of each tag, so that every session has its turn.
@@ -156,7 +153,13 @@ impl fmt::Debug for PostgresProvider {
 }
 
 impl Inner {
-    pub(crate) fn new(caller: Caller, waker: Waker, schema: SchemaName, long_poll: bool, cache_bytes: usize) -> Arc<Self> {
+    pub(crate) fn new(
+        caller: Caller,
+        waker: Waker,
+        schema: SchemaName,
+        long_poll: bool,
+        cache_bytes: usize,
+    ) -> Arc<Self> {
         let inner = Arc::new(Self {
             caller,
             leases: Leases::default(),
@@ -167,11 +170,12 @@ impl Inner {
             cache: HistoryCache::new(cache_bytes),
             turns: Line::default(),
             activities: Line::default(),
-            turn_acks: Batcher::new(ACK_LANES, Self::send_turn_acks),
-            activity_acks: Batcher::new(ACK_LANES, Self::send_activity_acks),
-            messages: Batcher::new(ENQUEUE_LANES, Self::send_messages),
-            new_activities: Batcher::new(ENQUEUE_LANES, Self::send_activities),
-            reads: Batcher::new(READ_LANES, Self::send_reads),
+            turn_acks: Batcher::new(Self::send_turn_acks),
+            activity_acks: Batcher::new(Self::send_activity_acks),
+            messages: Batcher::new(Self::send_messages),
+            new_activities: Batcher::new(Self::send_activities),
+            reads: Batcher::new(Self::send_reads),
+            statuses: Batcher::new(Self::send_status_requests),
             tags_with_sessions: Mutex::default(),
             session_cursors: Mutex::default(),
         });

@@ -57,7 +57,9 @@ impl Inner {
                 }
             })
             .collect::<Vec<_>>();
-        let execution_id = row.try_get::<_, Option<i64>>("execution_id")?.unwrap_or(FIRST_EXECUTION);
+        let execution_id = row
+            .try_get::<_, Option<i64>>("execution_id")?
+            .unwrap_or(FIRST_EXECUTION);
         let history = match &history_error {
             Some(_) => Vec::new(),
             None => {

@@ -156,10 +156,8 @@ impl TurnAck {
 }
 
 impl batch::Request for TurnAck {
-    type Key = String;
-
-    fn key(&self) -> String {
-        self.token.instance_id.clone()
+    fn key(&self) -> Option<String> {
+        Some(self.token.instance_id.clone())
     }
 
     fn bytes(&self) -> usize {
@@ -258,7 +256,12 @@ impl<'a> TurnAcks<'a> {
         self.kv_updated_at_ms.extend(&ack.kv.updated_at_ms);
 
         let activities = &ack.activities;
-        add(turn, &mut self.activity_turns, &mut self.activity_items, &activities.items);
+        add(
+            turn,
+            &mut self.activity_turns,
+            &mut self.activity_items,
+            &activities.items,
+        );
         self.activity_instance_ids
             .extend(activities.instance_ids.iter().map(String::as_str));
         self.activity_execution_ids.extend(&activities.execution_ids);
@@ -268,7 +271,12 @@ impl<'a> TurnAcks<'a> {
             .extend(activities.sessions.iter().map(String::as_str));
 
         let cancelled = &ack.cancelled;
-        add(turn, &mut self.cancel_turns, &mut self.cancel_instance_ids, &cancelled.instance_ids);
+        add(
+            turn,
+            &mut self.cancel_turns,
+            &mut self.cancel_instance_ids,
+            &cancelled.instance_ids,
+        );
         self.cancel_execution_ids.extend(&cancelled.execution_ids);
         self.cancel_activity_ids.extend(&cancelled.activity_ids);
 

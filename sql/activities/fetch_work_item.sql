@@ -4,8 +4,7 @@
 -- p_unless_sessions: if there are, claims nothing. p_cursor_tags, p_cursors: where to go on visiting the sessions of a tag,
 -- as the last answer said.
 --   lease not NULL  a claimed activity; load_error says that it could not be read
---   lease NULL      the last row, only when less than p_limit was claimed: next_ms until it is worth asking again, NULL if
---                   unknown
+--   lease NULL      the last row, only when nothing was claimed: next_ms until it is worth asking again, NULL if unknown
 -- p_with_care: as for fetch_orchestration_item.
 -- Locks: worker rows, SKIP LOCKED, one after the other; then tries the session. Never waits. Raises DX007.
 create or replace function fetch_work_item(
@@ -38,7 +37,6 @@ as $$
 declare
     -- Between two visits to the queue a session can become free without a trace in it.
     c_session_recheck constant interval := interval '1 second';
-    v_async           text;
     v_now             timestamptz := clock_timestamp();
     v_tags            text[];
     v_head_tags       text[];
@@ -55,7 +53,7 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
     end if;
-    v_async := set_config('synchronous_commit', 'off', true);
+    if set_config('synchronous_commit', 'off', true) is null then null; end if;
     v_tags := coalesce(p_tags, array(select t.tag from worker_tags() as t));
     sessions := exists (select from unnest(v_tags) as t (tag)
                          cross join lateral (
@@ -206,7 +204,7 @@ begin
         return next;
     end loop;
 
-    if v_claimed < p_limit then
+    if v_claimed = 0 then
         select min(h.available_at)
           into v_next
           from unnest(v_tags) as t (tag)
@@ -225,7 +223,6 @@ begin
             v_next := least(v_next, v_now + c_session_recheck);
         end if;
         lease := null;
-        work_item := null;
         next_ms := ms_between(v_now, v_next);
         return next;
     end if;

@@ -28,10 +28,13 @@ begin
                               from executions as e
                              where e.instance_id = t.instance_id
                              order by e.execution_id desc
-                             limit 1), 1) as execution_id) as l
+                             limit 1), 1) as execution_id
+           -- Computed once, not wherever it is used.
+           offset 0) as l
      cross join lateral (
            select case when m.history_epoch = t.epoch and l.execution_id = t.execution_id
-                       then t.event_id else 0 end as event_id) as c
+                       then t.event_id else 0 end as event_id
+           offset 0) as c
      order by t.position;
 end
 $$

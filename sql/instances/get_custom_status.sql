@@ -1,5 +1,6 @@
--- The custom status if it changed after p_last_seen_version; no row otherwise.
-create or replace function get_custom_status(p_instance_id text, p_last_seen_version bigint)
+-- The custom status of each given instance if it changed after the version seen last; one row an instance, in the order
+-- given, with NULL for the version where it did not.
+create or replace function get_custom_status(p_instance_ids text[], p_last_seen_versions bigint[])
 returns table (custom_status text, custom_status_version bigint)
 language plpgsql stable
 as $$
@@ -7,12 +8,17 @@ as $$
 begin
     return query
     select i.custom_status, i.custom_status_version
-      from instances as i
-     where i.instance_id = p_instance_id
-       and i.custom_status_version > p_last_seen_version;
+      from unnest(p_instance_ids, p_last_seen_versions) with ordinality as t (instance_id, last_seen_version, position)
+      left join instances as i
+        on i.instance_id = t.instance_id
+       and i.custom_status_version > t.last_seen_version
+     order by t.position;
 end
 $$
 security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
-set enable_seqscan = off;
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off;

@@ -56,5 +56,4 @@ begin
                last_updated_at_ms = excluded.last_updated_at_ms;
     end if;
 end
-$$
-set search_path from current;
+$$;

@@ -17,5 +17,4 @@ begin
               order by 1) as k;
     return true;
 end
-$$
-set search_path from current;
+$$;

@@ -24,5 +24,4 @@ begin
      limit 1;
     return coalesce(v_next, 'infinity');
 end
-$$
-set search_path from current;
+$$;

@@ -26,5 +26,4 @@ begin
      where m.lease is null
        and m.available_at > excluded.available_at;
 end
-$$
-set search_path from current;
+$$;

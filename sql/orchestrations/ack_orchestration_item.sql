@@ -107,7 +107,7 @@ begin
     -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
     select array_agg(b.turn)
       into v_turns
-      from (select t.turn, m.available_at, m.lease = p_leases[t.turn] as own
+      from (select t.turn::integer as turn, m.available_at, m.lease = p_leases[t.turn] as own
               from unnest(p_instance_ids) with ordinality as t (instance_id, turn)
               join mailboxes as m on m.instance_id = t.instance_id
              order by m.instance_id

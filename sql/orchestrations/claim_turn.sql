@@ -196,7 +196,10 @@ begin
                       and q.kind = 's') then
         v_next := v_now;
     end if;
-    if v_next = 'infinity' and dropped > 0 then
+    if v_next = 'infinity'
+       and not exists (select from instances as i where i.instance_id = p_instance_id)
+       and not exists (select from history as h where h.instance_id = p_instance_id) then
+        -- Nothing is known of it: its messages were dropped, or whoever announced one had lost its lease.
         delete from mailboxes as m where m.instance_id = p_instance_id;
     else
         -- Without proof it stays due, but a moment later, so that nobody spins on an enqueuer.

@@ -9,5 +9,4 @@ begin
      where s.session_id = p_session_id
        and s.locked_until > p_now;
 end
-$$
-set search_path from current;
+$$;

@@ -186,7 +186,10 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
                 .await,
         );
         for (name, call) in [
-            ("read", "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[])"),
+            (
+                "read",
+                "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[])",
+            ),
             ("get_custom_status", "select * from get_custom_status('target', -1)"),
             ("get_kv_value", "select * from get_kv_value('target', 'k')"),
             ("get_kv_all_values", "select * from get_kv_all_values('target')"),

@@ -132,7 +132,7 @@ async fn verify_accepts_what_apply_deployed_and_names_what_differs() {
         ("create table notes (id integer)", "extra: column notes.id, table notes"),
         (
             "create function read(p integer) returns void language sql as 'select'",
-            "changed: function read_with_execution",
+            "changed: function read",
         ),
         (
             "alter table history alter event_data drop not null",
@@ -146,7 +146,10 @@ async fn verify_accepts_what_apply_deployed_and_names_what_differs() {
             "grant execute on function delete_instance(text, boolean) to public",
             "changed: function delete_instance",
         ),
-        ("alter function read_with_execution(text, bigint) security invoker", "changed: function read_with_execution"),
+        (
+            "alter function read_with_execution(text, bigint) security invoker",
+            "changed: function read_with_execution",
+        ),
         (
             "alter function read_with_execution(text, bigint) set search_path = public",
             "changed: function read_with_execution",

@@ -55,6 +55,9 @@ async fn an_ack_that_waited_past_a_takeover_commits_nothing() {
             .await,
         0
     );
+    // It had announced a message that never came: one look, and its target is forgotten.
+    let fetched = stage.provider.fetch_orchestration_item(LOCK, NOW, None).await;
+    assert!(fetched.expect("fetch").is_none());
     assert_eq!(
         stage
             .count("select count(*) from mailboxes where instance_id = 'another'")
@@ -277,7 +280,10 @@ async fn other_isolation_levels_are_refused() {
         .expect("begin");
     let error = stage
         .holder
-        .query("select * from fetch_orchestration_item(1000, 0, 1, 1, null, false)", &[])
+        .query(
+            "select * from fetch_orchestration_item(1000, 0, 1, 1, null, false)",
+            &[],
+        )
         .await
         .expect_err("refused");
     assert_eq!(error.code().map(|code| code.code()), Some("DX007"));
