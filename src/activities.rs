@@ -287,7 +287,7 @@ impl Inner {
                 self.caller
                     .call_within_lease(OPERATION, &columns.parameters(), self.activity_lease(&ack), failed)
                     .await
-                    .and_then(|rows| ack.held(done(&rows)?.into_iter().all(|done| done)))
+                    .and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
             }
         };
         self.lease_ended(OPERATION, lease, answer, true)?;

@@ -122,7 +122,7 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
         match self.submit(inner, Arc::clone(&request)).await {
             Batched::Answered(Err(CallError::InCompany(_))) | Batched::Alone => {
                 let mut answers = (self.line.call)(Arc::clone(inner), vec![request]).await;
-                answers.pop().unwrap_or(Err(CallError::Closed))
+                answers.pop().unwrap_or(Err(CallError::NoAnswer))
             }
             Batched::Answered(answer) => answer,
         }

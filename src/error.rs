@@ -91,6 +91,8 @@ pub(crate) enum CallError {
     Closed,
     /// The lease is not, or no longer, the caller's. Says of what.
     LeaseLost(String),
+    /// The function did not answer each request.
+    NoAnswer,
     /// A call made together with others failed, perhaps because of one of them. Says whether it may have committed.
     InCompany(bool),
 }
@@ -123,7 +125,7 @@ impl CallError {
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::NoConnection(_) | Self::TimedOut | Self::InCompany(_) => true,
-            Self::Closed | Self::LeaseLost(_) => false,
+            Self::Closed | Self::LeaseLost(_) | Self::NoAnswer => false,
             Self::Statement(error) => match error.as_db_error() {
                 Some(db) => is_retryable_state(db.code().code()),
                 // Conversion errors are ours; everything else without a SQLSTATE is the connection.
@@ -135,7 +137,7 @@ impl CallError {
     /// Whether the statement may have committed although this error came back.
     pub(crate) fn is_ambiguous(&self) -> bool {
         match self {
-            Self::NoConnection(_) | Self::Closed | Self::LeaseLost(_) => false,
+            Self::NoConnection(_) | Self::Closed | Self::LeaseLost(_) | Self::NoAnswer => false,
             Self::TimedOut => true,
             Self::InCompany(ambiguous) => *ambiguous,
             Self::Statement(error) => may_have_committed(error),
@@ -220,6 +222,7 @@ impl fmt::Display for CallError {
             Self::TimedOut => f.write_str("PostgreSQL did not answer in time; the call may still take effect"),
             Self::Closed => f.write_str("the provider is closed"),
             Self::LeaseLost(what) => write!(f, "Invalid lock token: {what} (SQLSTATE {LEASE_LOST})"),
+            Self::NoAnswer => f.write_str("the function answered something other than it was asked"),
             Self::InCompany(_) => f.write_str("a call that carried several requests failed"),
         }
     }

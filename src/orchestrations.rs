@@ -177,7 +177,7 @@ impl Inner {
                     .await
                     .and_then(|rows| match TurnAnswer::decode(&rows)?.pop() {
                         Some(answer) => answer.held(&ack),
-                        None => Err(CallError::LeaseLost("the function returned no row".to_string())),
+                        None => Err(CallError::NoAnswer),
                     })
             }
         };

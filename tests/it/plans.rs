@@ -190,7 +190,10 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
                 "read",
                 "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[])",
             ),
-            ("get_custom_status", "select * from get_custom_status('target', -1)"),
+            (
+                "get_custom_status",
+                "select * from get_custom_status(array['target', 'idle-1'], array[-1, 0])",
+            ),
             ("get_kv_value", "select * from get_kv_value('target', 'k')"),
             ("get_kv_all_values", "select * from get_kv_all_values('target')"),
             ("get_instance_info", "select * from get_instance_info('target')"),

@@ -87,10 +87,10 @@ async fn a_connection_that_prepared_its_statements_survives_an_upgrade() {
     let client = schema.client().await;
     client
         .batch_execute(
-            "drop function get_custom_status(text, bigint); \
-             create function get_custom_status(p_instance_id text, p_last_seen_version bigint) \
+            "drop function get_custom_status(text[], bigint[]); \
+             create function get_custom_status(p_instance_ids text[], p_last_seen_versions bigint[]) \
              returns table (custom_status text, custom_status_version bigint, added integer) \
-             language sql as 'select null::text, 1::bigint, 1 where false'",
+             language sql as 'select null::text, null::bigint, 1'",
         )
         .await
         .expect("another result type");
