@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tracing::debug;
 
 use crate::error::CallError;
-use crate::provider::Inner;
+use crate::inner::Inner;
 
 /// The most requests in one call.
 const MAX_REQUESTS: usize = 64;

@@ -15,7 +15,8 @@ use tracing::debug;
 use crate::call::Caller;
 use crate::deploy;
 use crate::error::{Error, ErrorKind};
-use crate::provider::{Inner, PostgresProvider};
+use crate::inner::Inner;
+use crate::provider::PostgresProvider;
 use crate::schema_name::SchemaName;
 use crate::wake::{Connector, Listening, Waker};
 

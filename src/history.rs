@@ -12,8 +12,8 @@ use crate::batch;
 use crate::cache::Known;
 use crate::encode;
 use crate::error::CallError;
+use crate::inner::Inner;
 use crate::instances::{BULK_LIMIT, filter_ids};
-use crate::provider::Inner;
 use crate::work_item::json;
 
 /// About what an event takes as JSON, where nobody counted.

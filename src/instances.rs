@@ -13,7 +13,7 @@ use tokio_postgres::Row;
 use crate::batch;
 use crate::encode;
 use crate::error::CallError;
-use crate::provider::Inner;
+use crate::inner::Inner;
 
 /// How many instances a bulk operation takes when its filter does not say.
 pub(crate) const BULK_LIMIT: i64 = 1000;

@@ -6,7 +6,7 @@ use duroxide::providers::ProviderError;
 use duroxide::{Event, EventKind};
 
 use crate::encode;
-use crate::provider::Inner;
+use crate::inner::Inner;
 
 /// What a turn changes, column by column: a clear first, then the last change of each key after it.
 #[derive(Default)]

@@ -3,6 +3,8 @@
 #![warn(missing_docs)]
 
 mod activities;
+mod activity_ack;
+mod activity_fetch;
 mod admin;
 mod batch;
 mod cache;
@@ -11,7 +13,9 @@ mod config;
 mod deploy;
 mod encode;
 mod error;
+mod granted;
 mod history;
+mod inner;
 mod instances;
 mod kv;
 mod lease;

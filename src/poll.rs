@@ -1,4 +1,4 @@
-//! Fetches that wait for work: who waits, who looks, and what becomes of a lease whose caller went away.
+//! Fetches that wait for work: who waits, and who looks.
 //!
 //! All fetches of this process that ask for the same thing form a group, and share their looks at the queue: one call
 //! claims as many items as there are callers waiting. While a look is on the wire, those who arrive wait for the next
@@ -15,14 +15,10 @@ use duroxide::providers::ProviderError;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tracing::debug;
 
-use crate::provider::Inner;
-use crate::wake::Queue;
+use crate::granted::Granted;
+use crate::inner::Inner;
 
-/// How long an instance rests whose lease was handed back: a caller that drops its fetches again and again must not keep
-/// it from others by claiming it each time.
-const PAUSE: Duration = Duration::from_millis(200);
 /// The most items one look asks for.
 const MAX_ITEMS: usize = 64;
 /// A look that takes longer has met something heavy, or a slow line: those who wait send another.
@@ -34,47 +30,6 @@ const CONFIRMATION: Duration = Duration::from_millis(5);
 const MAX_LOOKS: usize = 4;
 /// Groups beyond this are swept of those nobody waits in.
 const SWEEP_ABOVE: usize = 64;
-
-/// A leased item on its way to the caller. Dropped on the way, it is handed back at once.
-pub(crate) struct Granted<T> {
-    item: Option<T>,
-    token: String,
-    queue: Queue,
-    inner: Arc<Inner>,
-}
-
-impl<T> Granted<T> {
-    pub(crate) fn new(inner: &Arc<Inner>, queue: Queue, token: String, item: T) -> Self {
-        Self {
-            item: Some(item),
-            token,
-            queue,
-            inner: Arc::clone(inner),
-        }
-    }
-
-    fn accept(mut self) -> Option<T> {
-        self.item.take()
-    }
-}
-
-impl<T> Drop for Granted<T> {
-    fn drop(&mut self) {
-        let (Some(_), Ok(runtime)) = (&self.item, tokio::runtime::Handle::try_current()) else {
-            return;
-        };
-        let (inner, token, queue) = (Arc::clone(&self.inner), std::mem::take(&mut self.token), self.queue);
-        runtime.spawn(async move {
-            let result = match queue {
-                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, Some(PAUSE)).await,
-                Queue::Worker => inner.abandon_work_item(&token, None, true).await,
-            };
-            if let Err(error) = result {
-                debug!(%error, "could not hand back the lease of a dropped fetch; it will expire");
-            }
-        });
-    }
-}
 
 /// What one look at a queue brought.
 pub(crate) struct Found<T> {

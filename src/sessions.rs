@@ -5,7 +5,7 @@ use std::time::Duration;
 use duroxide::providers::ProviderError;
 
 use crate::encode;
-use crate::provider::Inner;
+use crate::inner::Inner;
 
 impl Inner {
     pub(crate) async fn renew_session_lock(

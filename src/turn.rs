@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::encode;
 use crate::history::Tail;
-use crate::provider::Inner;
+use crate::inner::Inner;
 use crate::token::TurnToken;
 
 const FIRST_EXECUTION: i64 = duroxide::INITIAL_EXECUTION_ID as i64;

@@ -17,7 +17,7 @@ use tokio_postgres::{Client, Notification};
 use tracing::{debug, warn};
 
 use crate::call::jittered;
-use crate::provider::Inner;
+use crate::inner::Inner;
 use crate::schema_name::quote_identifier;
 
 /// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY. Short after

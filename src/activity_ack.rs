@@ -1,0 +1,90 @@
+//! The end of an activity, as `ack_work_item` takes it: many in one call, column by column.
+
+use std::sync::Arc;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::batch;
+use crate::error::CallError;
+use crate::token::ActivityToken;
+
+/// The end of an activity.
+pub(crate) struct ActivityAck {
+    pub(crate) token: ActivityToken,
+    /// Where its completion goes, and its text.
+    pub(crate) completion: Option<(String, String)>,
+}
+
+impl ActivityAck {
+    pub(crate) fn held(&self, done: bool) -> Result<(), CallError> {
+        if done {
+            return Ok(());
+        }
+        Err(CallError::LeaseLost(format!(
+            "activity {} of instance {:?} was cancelled, or its lock has expired or is held by somebody else",
+            self.token.activity_id, self.token.instance_id
+        )))
+    }
+}
+
+impl batch::Request for ActivityAck {
+    fn key(&self) -> Option<String> {
+        Some(self.token.lease.to_string())
+    }
+
+    fn bytes(&self) -> usize {
+        self.completion.as_ref().map_or(0, |(_, text)| text.len())
+    }
+}
+
+/// Many ends, column by column.
+#[derive(Default)]
+pub(crate) struct ActivityAcks<'a> {
+    instance_ids: Vec<&'a str>,
+    execution_ids: Vec<i64>,
+    activity_ids: Vec<i64>,
+    ids: Vec<i64>,
+    leases: Vec<Uuid>,
+    completion_instance_ids: Vec<Option<&'a str>>,
+    completions: Vec<Option<&'a str>>,
+}
+
+impl<'a> ActivityAcks<'a> {
+    pub(crate) fn new(acks: &'a [Arc<ActivityAck>]) -> Self {
+        let mut columns = Self::default();
+        for ack in acks {
+            columns.instance_ids.push(&ack.token.instance_id);
+            columns.execution_ids.push(ack.token.execution_id);
+            columns.activity_ids.push(ack.token.activity_id);
+            columns.ids.push(ack.token.id);
+            columns.leases.push(ack.token.lease);
+            let completion = ack.completion.as_ref().map(|(instance, text)| (&**instance, &**text));
+            let (instance_id, text) = completion.unzip();
+            columns.completion_instance_ids.push(instance_id);
+            columns.completions.push(text);
+        }
+        columns
+    }
+
+    pub(crate) fn parameters(&self) -> [&(dyn ToSql + Sync); 7] {
+        [
+            &self.instance_ids,
+            &self.execution_ids,
+            &self.activity_ids,
+            &self.ids,
+            &self.leases,
+            &self.completion_instance_ids,
+            &self.completions,
+        ]
+    }
+}
+
+/// For each activity, whether its end was accepted.
+pub(crate) fn done(rows: &[Row]) -> Result<Vec<bool>, CallError> {
+    match rows.first() {
+        Some(row) => Ok(row.try_get(0)?),
+        None => Ok(Vec::new()),
+    }
+}

@@ -1,0 +1,276 @@
+//! Looking for activities, as `fetch_work_item` does it: many in one call.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter, WorkItem};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio_postgres::Row;
+use tracing::error;
+
+use crate::encode;
+use crate::granted::Granted;
+use crate::inner::Inner;
+use crate::poll::{self, Fetch, Found, Line};
+use crate::token::ActivityToken;
+use crate::wake::Queue;
+
+/// What `fetch_work_item` returns.
+pub(crate) type Activity = (WorkItem, String, u32);
+
+/// What a worker asks for, in the terms of the function.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct ActivityRequest {
+    lock_timeout: Duration,
+    /// Routing keys; none for any tag.
+    tags: Option<Vec<String>>,
+    sessions: Sessions,
+}
+
+/// Whether activities of sessions are wanted.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Sessions {
+    No,
+    /// As soon as there are any. Until then it does not matter for whom, and workers share their looks.
+    IfAny,
+    /// For this owner.
+    For {
+        owner_id: String,
+        lock_timeout_ms: i64,
+    },
+}
+
+impl poll::Request for ActivityRequest {
+    type Item = Activity;
+
+    fn look(self, inner: Arc<Inner>, wanted: usize) -> BoxFuture<'static, Result<Found<Activity>, ProviderError>> {
+        async move { inner.look_for_activities(&self, wanted).await }.boxed()
+    }
+
+    fn line(inner: &Inner) -> &Line<Self> {
+        &inner.activities
+    }
+}
+
+impl ActivityRequest {
+    fn new(
+        lock_timeout: Duration,
+        session: Option<&SessionFetchConfig>,
+        tag_filter: &TagFilter,
+    ) -> Result<Self, ProviderError> {
+        const OPERATION: &str = "fetch_work_item";
+        let mut tags = match tag_filter {
+            TagFilter::Any => None,
+            TagFilter::None => Some(Vec::new()),
+            TagFilter::DefaultOnly => Some(vec![None]),
+            TagFilter::Tags(tags) => Some(tags.iter().map(Some).collect()),
+            TagFilter::DefaultAnd(tags) => Some(tags.iter().map(Some).chain([None]).collect::<Vec<_>>()),
+        }
+        .map(|tags| {
+            tags.into_iter()
+                .map(|tag| encode::routing_key(OPERATION, "tag", tag.map(String::as_str)))
+                .collect::<Result<Vec<_>, _>>()
+        })
+        .transpose()?;
+        if let Some(tags) = &mut tags {
+            tags.sort_unstable();
+        }
+        Ok(Self {
+            lock_timeout,
+            tags,
+            sessions: match session {
+                None => Sessions::No,
+                Some(session) => Sessions::For {
+                    owner_id: encode::key(OPERATION, "session owner", &session.owner_id)?.to_string(),
+                    lock_timeout_ms: encode::milliseconds(session.lock_timeout),
+                },
+            },
+        })
+    }
+}
+
+impl Inner {
+    pub(crate) async fn fetch_work_item(
+        self: &Arc<Self>,
+        lock_timeout: Duration,
+        poll_timeout: Duration,
+        session: Option<&SessionFetchConfig>,
+        tag_filter: &TagFilter,
+    ) -> Result<Option<Activity>, ProviderError> {
+        let own = ActivityRequest::new(lock_timeout, session, tag_filter)?;
+        let started = Instant::now();
+        let left = || poll_timeout.saturating_sub(started.elapsed());
+        if own.tags.as_ref().is_some_and(Vec::is_empty) {
+            // Nothing will ever fit, but the caller counts on being held up.
+            tokio::time::sleep(if self.long_poll { poll_timeout } else { Duration::ZERO }).await;
+            return Ok(None);
+        }
+        if session.is_some() && !self.has_sessions(&own.tags) {
+            let shared = ActivityRequest {
+                sessions: Sessions::IfAny,
+                ..own.clone()
+            };
+            match self.fetch(&shared, left()).await? {
+                Fetch::Item(activity) => return Ok(Some(activity)),
+                Fetch::Nothing => return Ok(None),
+                Fetch::AskAnew => {}
+            }
+        }
+        match self.fetch(&own, left()).await? {
+            Fetch::Item(activity) => Ok(Some(activity)),
+            Fetch::Nothing | Fetch::AskAnew => Ok(None),
+        }
+    }
+
+    async fn look_for_activities(
+        self: &Arc<Self>,
+        request: &ActivityRequest,
+        wanted: usize,
+    ) -> Result<Found<Activity>, ProviderError> {
+        const OPERATION: &str = "fetch_work_item";
+        let (owner_id, session_lock_timeout_ms) = match &request.sessions {
+            Sessions::For {
+                owner_id,
+                lock_timeout_ms,
+            } => (Some(owner_id), *lock_timeout_ms),
+            Sessions::No | Sessions::IfAny => (None, 0),
+        };
+        let (cursor_tags, cursors) = self.session_cursors();
+        let rows = self
+            .call_with_care(
+                OPERATION,
+                &[
+                    &encode::milliseconds(request.lock_timeout),
+                    &request.tags,
+                    &owner_id,
+                    &session_lock_timeout_ms,
+                    &(request.sessions == Sessions::IfAny),
+                    &cursor_tags,
+                    &cursors,
+                    &i32::try_from(wanted).unwrap_or(i32::MAX),
+                ],
+            )
+            .await?;
+        let mut found = Found {
+            granted: Vec::with_capacity(wanted),
+            next: None,
+            ask_anew: false,
+        };
+        let mut unreadable = None;
+        for row in &rows {
+            self.remember_session_cursors(row)
+                .map_err(|error| self.decoding(OPERATION, error))?;
+            let sessions: bool = row
+                .try_get("sessions")
+                .map_err(|error| self.decoding(OPERATION, error))?;
+            self.set_has_sessions(&request.tags, sessions);
+            found.ask_anew = sessions && request.sessions == Sessions::IfAny;
+            let fetched = Fetched::decode(row).map_err(|error| self.decoding(OPERATION, error))?;
+            let (token, attempt_count, item) = match fetched {
+                Fetched::Nothing { next } => {
+                    found.next = next;
+                    continue;
+                }
+                Fetched::Activity {
+                    token,
+                    attempt_count,
+                    item,
+                } => (token, attempt_count, item),
+            };
+            self.leases.extended(token.lease, request.lock_timeout);
+            match *item {
+                Ok(item) => {
+                    let token = token.to_string();
+                    let activity = (item, token.clone(), attempt_count);
+                    found.granted.push(Granted::new(self, Queue::Worker, token, activity));
+                }
+                // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
+                Err(reason) => {
+                    let message = format!(
+                        "activity {} of instance {:?} (row {}) cannot be read: {reason}",
+                        token.activity_id, token.instance_id, token.id
+                    );
+                    error!("{message}");
+                    unreadable = Some(ProviderError::permanent(OPERATION, message));
+                }
+            }
+        }
+        match unreadable {
+            Some(error) if found.granted.is_empty() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
+    /// Whether there were activities of sessions when somebody last looked for these tags.
+    fn has_sessions(&self, tags: &Option<Vec<String>>) -> bool {
+        let seen = self.tags_with_sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.contains(tags)
+    }
+
+    fn set_has_sessions(&self, tags: &Option<Vec<String>>, sessions: bool) {
+        let mut seen = self.tags_with_sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if !sessions {
+            seen.remove(tags);
+        } else if !seen.contains(tags) {
+            seen.insert(tags.clone());
+        }
+    }
+
+    fn session_cursors(&self) -> (Vec<String>, Vec<String>) {
+        let cursors = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        cursors
+            .iter()
+            .map(|(tag, session)| (tag.clone(), session.clone()))
+            .unzip()
+    }
+
+    fn remember_session_cursors(&self, row: &Row) -> Result<(), tokio_postgres::Error> {
+        let tags: Option<Vec<String>> = row.try_get("cursor_tags")?;
+        let sessions: Option<Vec<String>> = row.try_get("cursors")?;
+        if let (Some(tags), Some(sessions)) = (tags, sessions) {
+            let mut cursors = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+            cursors.extend(tags.into_iter().zip(sessions));
+        }
+        Ok(())
+    }
+}
+
+/// One row of `fetch_work_item`.
+enum Fetched {
+    Activity {
+        token: ActivityToken,
+        attempt_count: u32,
+        item: Box<Result<WorkItem, String>>,
+    },
+    Nothing {
+        next: Option<Duration>,
+    },
+}
+
+impl Fetched {
+    fn decode(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        let Some(lease) = row.try_get("lease")? else {
+            let next_ms: Option<i64> = row.try_get("next_ms")?;
+            return Ok(Self::Nothing {
+                next: next_ms.map(|ms| Duration::from_millis(encode::from_id(ms))),
+            });
+        };
+        let attempt_count: i32 = row.try_get("attempt_count")?;
+        let item = match row.try_get::<_, Option<String>>("work_item")? {
+            Some(text) => serde_json::from_str(&text).map_err(|error| error.to_string()),
+            None => Err(row.try_get::<_, Option<String>>("load_error")?.unwrap_or_default()),
+        };
+        Ok(Self::Activity {
+            token: ActivityToken {
+                lease,
+                execution_id: row.try_get("execution_id")?,
+                activity_id: row.try_get("activity_id")?,
+                id: row.try_get("id")?,
+                instance_id: row.try_get("instance_id")?,
+            },
+            attempt_count: u32::try_from(attempt_count).unwrap_or(u32::MAX),
+            item: Box::new(item),
+        })
+    }
+}

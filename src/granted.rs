@@ -1,0 +1,54 @@
+//! A lease on its way to its caller, and what becomes of it when the caller went away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::debug;
+
+use crate::inner::Inner;
+use crate::wake::Queue;
+
+/// How long an instance rests whose lease was handed back: a caller that drops its fetches again and again must not keep
+/// it from others by claiming it each time.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A leased item on its way to the caller. Dropped on the way, it is handed back at once.
+pub(crate) struct Granted<T> {
+    item: Option<T>,
+    token: String,
+    queue: Queue,
+    inner: Arc<Inner>,
+}
+
+impl<T> Granted<T> {
+    pub(crate) fn new(inner: &Arc<Inner>, queue: Queue, token: String, item: T) -> Self {
+        Self {
+            item: Some(item),
+            token,
+            queue,
+            inner: Arc::clone(inner),
+        }
+    }
+
+    pub(crate) fn accept(mut self) -> Option<T> {
+        self.item.take()
+    }
+}
+
+impl<T> Drop for Granted<T> {
+    fn drop(&mut self) {
+        let (Some(_), Ok(runtime)) = (&self.item, tokio::runtime::Handle::try_current()) else {
+            return;
+        };
+        let (inner, token, queue) = (Arc::clone(&self.inner), std::mem::take(&mut self.token), self.queue);
+        runtime.spawn(async move {
+            let result = match queue {
+                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, Some(PAUSE)).await,
+                Queue::Worker => inner.abandon_work_item(&token, None, true).await,
+            };
+            if let Err(error) = result {
+                debug!(%error, "could not hand back the lease of a dropped fetch; it will expire");
+            }
+        });
+    }
+}

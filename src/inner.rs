@@ -1,0 +1,208 @@
+//! What a provider and its background work share.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use duroxide::providers::ProviderError;
+use tokio_postgres::Row;
+use tokio_postgres::types::FromSqlOwned;
+use tracing::debug;
+use uuid::Uuid;
+
+use crate::activity_ack::ActivityAck;
+use crate::activity_fetch::ActivityRequest;
+use crate::batch::Batcher;
+use crate::cache::HistoryCache;
+use crate::call::{Answer, Caller, LeaseCall, Parameters};
+use crate::encode;
+use crate::error::CallError;
+use crate::history::{ReadRequest, Tail};
+use crate::instances::{CustomStatus, StatusRequest};
+use crate::lease::Leases;
+use crate::orchestrations::{Message, TurnRequest};
+use crate::poll::Line;
+use crate::schema_name::SchemaName;
+use crate::turn_ack::{TurnAck, TurnAnswer};
+use crate::wake::{Queue, Waker};
+use crate::work_item::Activities;
+
+/// One for all clones of a provider.
+pub(crate) struct Inner {
+    pub(crate) caller: Caller,
+    pub(crate) leases: Leases,
+    pub(crate) waker: Waker,
+    pub(crate) long_poll: bool,
+    pub(crate) schema: SchemaName,
+    /// Tells this process from others.
+    pub(crate) node: Uuid,
+    pub(crate) cache: HistoryCache,
+    pub(crate) turns: Line<TurnRequest>,
+    pub(crate) activities: Line<ActivityRequest>,
+    pub(crate) turn_acks: Batcher<TurnAck, Result<TurnAnswer, CallError>>,
+    pub(crate) activity_acks: Batcher<ActivityAck, Result<bool, CallError>>,
+    pub(crate) messages: Batcher<Message, Result<(), CallError>>,
+    pub(crate) new_activities: Batcher<Activities, Result<(), CallError>>,
+    pub(crate) reads: Batcher<ReadRequest, Result<Tail, CallError>>,
+    pub(crate) statuses: Batcher<StatusRequest, Result<Option<CustomStatus>, CallError>>,
+    /// Tag filters for which there were activities of sessions at the last look.
+    pub(crate) tags_with_sessions: Mutex<HashSet<Option<Vec<String>>>>,
+    /// Where this process goes on visiting the sessions of each tag, so that every session has its turn.
+    pub(crate) session_cursors: Mutex<HashMap<String, String>>,
+}
+
+impl Inner {
+    pub(crate) fn new(
+        caller: Caller,
+        waker: Waker,
+        schema: SchemaName,
+        long_poll: bool,
+        cache_bytes: usize,
+    ) -> Arc<Self> {
+        let inner = Arc::new(Self {
+            caller,
+            leases: Leases::default(),
+            waker,
+            long_poll,
+            schema,
+            node: Uuid::new_v4(),
+            cache: HistoryCache::new(cache_bytes),
+            turns: Line::default(),
+            activities: Line::default(),
+            turn_acks: Batcher::new(Self::send_turn_acks),
+            activity_acks: Batcher::new(Self::send_activity_acks),
+            messages: Batcher::new(Self::send_messages),
+            new_activities: Batcher::new(Self::send_activities),
+            reads: Batcher::new(Self::send_reads),
+            statuses: Batcher::new(Self::send_status_requests),
+            tags_with_sessions: Mutex::default(),
+            session_cursors: Mutex::default(),
+        });
+        inner.waker.start(&inner);
+        inner
+    }
+
+    pub(crate) fn close(&self) {
+        self.caller.close();
+        self.waker.stop();
+    }
+
+    /// Something was put into a queue.
+    pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue) {
+        self.woken(queue);
+        self.waker.tell_others(queue);
+    }
+
+    /// Something happened to a queue: fetches that wait for it look again.
+    pub(crate) fn woken(self: &Arc<Self>, queue: Queue) {
+        match queue {
+            Queue::Orchestrator => self.turns.woken(self),
+            Queue::Worker => self.activities.woken(self),
+        }
+    }
+
+    /// Calls a function whose first parameter is an instance.
+    pub(crate) async fn rows(
+        &self,
+        operation: &str,
+        instance: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, ProviderError> {
+        let instance = encode::key(operation, "instance id", instance)?;
+        let mut all: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = vec![&instance];
+        all.extend_from_slice(parameters);
+        self.caller
+            .call(operation, &all)
+            .await
+            .map_err(|error| error.to_provider_error(operation))
+    }
+
+    /// As [`rows`](Self::rows), for a function that returns one value.
+    pub(crate) async fn value<T: FromSqlOwned>(
+        &self,
+        operation: &str,
+        instance: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Option<T>, ProviderError> {
+        match self.rows(operation, instance, parameters).await?.first() {
+            Some(row) => row.try_get(0).map_err(|error| self.decoding(operation, error)),
+            None => Ok(None),
+        }
+    }
+
+    /// Calls a function that takes many rows at once, and should one of them be unreadable, takes them one by one: its
+    /// last parameter.
+    pub(crate) async fn call_with_care(
+        &self,
+        operation: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, ProviderError> {
+        let mut all = parameters.to_vec();
+        all.push(&false);
+        let mut result = self.caller.call(operation, &all).await;
+        if let Err(error) = &result
+            && error.sql_state().is_some()
+            && !error.is_retryable()
+        {
+            debug!(%error, "{operation} failed; trying again with care");
+            all.pop();
+            all.push(&true);
+            result = self.caller.call(operation, &all).await;
+        }
+        result.map_err(|error| error.to_provider_error(operation))
+    }
+
+    /// Calls a function that returns one row.
+    pub(crate) async fn one_row(&self, operation: &str, parameters: Parameters<'_>) -> Result<Row, ProviderError> {
+        let rows = self
+            .caller
+            .call(operation, parameters)
+            .await
+            .map_err(|error| error.to_provider_error(operation))?;
+        rows.into_iter()
+            .next()
+            .ok_or_else(|| ProviderError::permanent(operation, "the function returned no row"))
+    }
+
+    pub(crate) fn lease_call(&self, lease: Uuid, extended_by: Option<Duration>) -> LeaseCall<'_> {
+        LeaseCall {
+            leases: &self.leases,
+            id: lease,
+            extended_by,
+            bytes: 0,
+        }
+    }
+
+    /// What became of a call that ends a lease. `traceless`: had an earlier attempt committed, no row would say so.
+    ///
+    /// Nobody can take a lease before its end, and this process has not given it back. So when it is gone and the
+    /// answer of an earlier attempt was lost, that attempt had ended it (or an activity was cancelled, and nobody
+    /// wants its result).
+    pub(crate) fn lease_ended<T: Default>(
+        &self,
+        operation: &str,
+        lease: Uuid,
+        answer: Answer<T>,
+        traceless: bool,
+    ) -> Result<T, ProviderError> {
+        let result = match answer.result {
+            Ok(result) => result,
+            Err(error) if traceless && answer.repeated && error.is_lease_lost() && self.leases.holds(lease) => {
+                T::default()
+            }
+            Err(error) => return Err(error.to_provider_error(operation)),
+        };
+        self.leases.ended(lease);
+        Ok(result)
+    }
+
+    pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> ProviderError {
+        CallError::from(error).to_provider_error(operation)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
