@@ -68,6 +68,9 @@ begin
             perform touch_session(v_session, v_now);
         end loop;
     end if;
+    if cardinality(v_done) = cardinality(p_ids) then
+        return array_fill(true, array[cardinality(p_ids)]);
+    end if;
     return array(select t.position = any (coalesce(v_done, '{}'))
                    from generate_series(1, cardinality(p_ids)) as t (position));
 end

@@ -54,7 +54,10 @@ begin
         perform require_read_committed();
     end if;
     if set_config('synchronous_commit', 'off', true) is null then null; end if;
-    v_tags := coalesce(p_tags, array(select t.tag from worker_tags() as t));
+    v_tags := p_tags;
+    if v_tags is null then
+        v_tags := array(select t.tag from worker_tags() as t);
+    end if;
     sessions := exists (select from unnest(v_tags) as t (tag)
                          cross join lateral (
                                select from worker_queue as w

@@ -108,9 +108,10 @@ begin
                               left join lateral (
                                    select e.execution_id
                                      from history as e
-                                    where e.instance_id = b.instance_id
+                                    where i.instance_id is null
+                                      and e.instance_id = b.instance_id
                                     order by e.execution_id desc
-                                    limit 1) as e on i.instance_id is null
+                                    limit 1) as e on true
                              cross join lateral (
                                    select array_agg(o.id) as message_ids, array_agg(o.work_item) as messages,
                                           max(o.visible_at) as visible_until, max(o.attempt_count) as attempts,
