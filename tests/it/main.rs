@@ -2,6 +2,8 @@
 //! Each test has a schema of its own, so all of them run in parallel.
 
 mod bad_input;
+mod batching;
+mod cache;
 mod connecting;
 mod deletion;
 mod deployment;

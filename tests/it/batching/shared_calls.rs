@@ -1,0 +1,184 @@
+//! Calls that arrive while one is on the wire are one call at the server.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use duroxide::EventKind;
+use duroxide::providers::{Provider, WorkItem};
+
+use super::{
+    ACTIVITIES, ACTIVITY_ACKS, CALLERS, MESSAGES, SINK, TURN_ACKS, World, ack_activity, ack_first, instances, senders,
+    sorted, together,
+};
+use crate::fixtures::{self, Ack, LOCK, activity, create, event, raised, start, turn};
+
+#[tokio::test]
+async fn turn_acks_share_a_call() {
+    let world = World::new().await;
+    let names = instances(CALLERS);
+    let turns = world.turns(&names).await;
+    let acks = turns.into_iter().map(|turn| ack_first(world.provider.clone(), turn));
+    for answer in together(&world, TURN_ACKS, acks).await {
+        answer.expect("ack");
+    }
+    assert_eq!(world.proxy.calls_of(TURN_ACKS), 2);
+    assert_eq!(senders(&world).await, sorted(names));
+    assert_eq!(world.number("select count(*) from history", &[]).await, CALLERS as i64);
+    let leases = "select count(*) from mailboxes where lease is not null";
+    assert_eq!(world.number(leases, &[]).await, 0);
+}
+
+#[tokio::test]
+async fn activity_acks_share_a_call() {
+    let world = World::new().await;
+    let names = instances(CALLERS);
+    let activities = world.activities(&names).await;
+    let acks = activities
+        .into_iter()
+        .map(|done| ack_activity(world.provider.clone(), done));
+    for answer in together(&world, ACTIVITY_ACKS, acks).await {
+        answer.expect("ack");
+    }
+    assert_eq!(world.proxy.calls_of(ACTIVITY_ACKS), 2);
+    assert_eq!(world.number("select count(*) from worker_queue", &[]).await, 0);
+    let completions = "select count(distinct instance_id) * 1000 + count(*) from orchestrator_queue";
+    assert_eq!(world.number(completions, &[]).await, 16_016);
+}
+
+#[tokio::test]
+async fn enqueued_messages_share_a_call() {
+    let world = World::new().await;
+    let names = instances(CALLERS);
+    let sent = names.iter().map(|name| {
+        let (provider, item) = (world.provider.clone(), start(name));
+        async move { provider.enqueue_for_orchestrator(item, None).await }
+    });
+    for answer in together(&world, MESSAGES, sent.collect::<Vec<_>>()).await {
+        answer.expect("enqueue");
+    }
+    assert_eq!(world.proxy.calls_of(MESSAGES), 2);
+    let mut claimed = Vec::new();
+    for _ in &names {
+        claimed.push(turn(&*world.provider, LOCK).await.0.instance);
+    }
+    assert_eq!(sorted(claimed), sorted(names));
+}
+
+#[tokio::test]
+async fn enqueued_activities_share_a_call() {
+    let world = World::new().await;
+    let sent = (0..CALLERS as u64).map(|id| {
+        let provider = world.provider.clone();
+        async move { provider.enqueue_for_worker(activity("i", id)).await }
+    });
+    for answer in together(&world, ACTIVITIES, sent.collect::<Vec<_>>()).await {
+        answer.expect("enqueue");
+    }
+    assert_eq!(world.proxy.calls_of(ACTIVITIES), 2);
+    let mut claimed = Vec::new();
+    for _ in 0..CALLERS {
+        match fixtures::work(&*world.provider, LOCK).await.0 {
+            WorkItem::ActivityExecute { id, .. } => claimed.push(id),
+            other => panic!("{other:?}"),
+        }
+    }
+    claimed.sort_unstable();
+    assert_eq!(claimed, (0..CALLERS as u64).collect::<Vec<_>>());
+}
+
+/// Each reader gets the history of its own instance, also where there is none.
+#[tokio::test]
+async fn reads_share_a_call() {
+    let world = World::new().await;
+    let names = instances(CALLERS);
+    for name in &names[1..] {
+        create(&*world.provider, name).await;
+    }
+    let read = |name: &String| {
+        let (provider, name) = (world.provider.clone(), name.clone());
+        async move { provider.read(&name).await }
+    };
+    // Twice: what is in memory and what is not must come to the same.
+    for _ in 0..2 {
+        let reader = world.schema.provider().await;
+        let before = world.proxy.calls_of(".read(");
+        let answers = together(&world, ".read(", names.iter().map(read).collect::<Vec<_>>()).await;
+        assert_eq!(world.proxy.calls_of(".read(") - before, 2);
+        for (name, answer) in names.iter().zip(answers) {
+            let stored = reader.read_with_execution(name, 1).await.expect("read");
+            assert_eq!(answer.expect("read"), stored, "{name}");
+            assert_eq!(stored.is_empty(), *name == names[0]);
+        }
+    }
+}
+
+/// Each gets the status of its own instance, if that is newer than what it has seen.
+#[tokio::test]
+async fn custom_statuses_share_a_call() {
+    let world = World::new().await;
+    let names = instances(CALLERS);
+    for name in &names {
+        create(&*world.provider, name).await;
+        let set = EventKind::CustomStatusUpdated {
+            status: Some(format!("status of {name}")),
+        };
+        let message = raised(name, "go on");
+        world
+            .provider
+            .enqueue_for_orchestrator(message, None)
+            .await
+            .expect("enqueue");
+        let (_, token, _) = turn(&*world.provider, LOCK).await;
+        let ack = Ack {
+            events: vec![event(name, 2, set)],
+            ..Ack::default()
+        };
+        fixtures::ack(&*world.provider, &token, ack).await.expect("ack");
+    }
+    // Every other one has seen it already.
+    let status = |(position, name): (usize, &String)| {
+        let (provider, name) = (world.provider.clone(), name.clone());
+        async move { provider.get_custom_status(&name, position as u64 % 2).await }
+    };
+    let calls: Vec<_> = names.iter().enumerate().map(status).collect();
+    let answers = together(&world, ".get_custom_status(", calls).await;
+    assert_eq!(world.proxy.calls_of(".get_custom_status("), 2);
+    for (position, (name, answer)) in names.iter().zip(answers).enumerate() {
+        let expected = (position % 2 == 0).then(|| (Some(format!("status of {name}")), 1));
+        assert_eq!(answer.expect("status"), expected, "{name}");
+    }
+}
+
+/// Those who wait together are many, and the messages of each stay in the order it sent them.
+#[tokio::test]
+async fn messages_of_one_caller_stay_in_order() {
+    const EACH: usize = 20;
+    let world = World::new().await;
+    create(&*world.provider, SINK).await;
+    let callers = (0..CALLERS).map(|caller| {
+        let provider = Arc::clone(&world.provider);
+        tokio::spawn(async move {
+            for number in 0..EACH {
+                let message = raised(SINK, &format!("{caller} {number}"));
+                provider.enqueue_for_orchestrator(message, None).await.expect("enqueue");
+            }
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await.expect("no panic");
+    }
+    let calls = world.proxy.calls_of(MESSAGES);
+    assert!(calls < CALLERS * EACH / 2, "{calls} calls: hardly any were shared");
+    let (item, _, _) = turn(&*world.provider, LOCK).await;
+    assert_eq!(item.messages.len(), CALLERS * EACH);
+    let mut next: HashMap<String, usize> = HashMap::new();
+    for message in item.messages {
+        let WorkItem::ExternalRaised { data, .. } = message else {
+            panic!("{message:?}");
+        };
+        let (caller, number) = data.split_once(' ').expect("two numbers");
+        let expected = next.entry(caller.to_string()).or_default();
+        assert_eq!(number.parse(), Ok(*expected), "caller {caller}");
+        *expected += 1;
+    }
+}
