@@ -5,7 +5,7 @@
 //! and coalesced.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -21,7 +21,7 @@ use crate::inner::Inner;
 use crate::schema_name::quote_identifier;
 
 /// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY. Short after
-/// something happened, then longer and longer.
+/// other processes were heard of, then longer and longer.
 const POLL_WITH_LISTENER: Duration = Duration::from_secs(5);
 const IDLE_POLL_WITH_LISTENER: Duration = Duration::from_secs(60);
 /// Fallback poll while they do not.
@@ -61,8 +61,8 @@ struct Shared {
     /// Whose fetches are woken.
     inner: OnceLock<Weak<Inner>>,
     listening: AtomicBool,
-    /// When something last happened, here or elsewhere.
-    last_event: Mutex<Instant>,
+    /// When another process was last heard of.
+    heard_at: Mutex<Option<Instant>>,
     /// Queues that other processes are still to be told about.
     unsent: AtomicU8,
     send: Notify,
@@ -77,12 +77,11 @@ impl Shared {
         tokio::time::sleep_until(not_before).await;
     }
 
-    fn happened(&self) {
-        *self.last_event.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    fn heard(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.heard_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wake(&self, bits: u8) {
-        self.happened();
         if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
             for queue in [Queue::Orchestrator, Queue::Worker] {
                 if bits & queue.bit() != 0 {
@@ -108,7 +107,7 @@ impl Waker {
             shared: Arc::new(Shared {
                 inner: OnceLock::new(),
                 listening: AtomicBool::new(false),
-                last_event: Mutex::new(Instant::now()),
+                heard_at: Mutex::default(),
                 unsent: AtomicU8::new(0),
                 send: Notify::new(),
             }),
@@ -128,7 +127,6 @@ impl Waker {
 
     /// Something was put into a queue: tells other processes, soon.
     pub(crate) fn tell_others(&self, queue: Queue) {
-        self.shared.happened();
         if self.listener.is_some() && self.shared.unsent.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
             self.shared.send.notify_one();
         }
@@ -139,8 +137,8 @@ impl Waker {
         if !self.shared.listening.load(Ordering::Acquire) {
             return jittered(POLL_WITHOUT_LISTENER);
         }
-        let last_event = *self.shared.last_event.lock().unwrap_or_else(PoisonError::into_inner);
-        jittered(last_event.elapsed().clamp(POLL_WITH_LISTENER, IDLE_POLL_WITH_LISTENER))
+        let silence = self.shared.heard().map_or(Duration::MAX, |at| at.elapsed());
+        jittered(silence.clamp(POLL_WITH_LISTENER, IDLE_POLL_WITH_LISTENER))
     }
 
     pub(crate) fn stop(&self) {
@@ -205,7 +203,10 @@ async fn listen(
             notification = notifications.recv() => match notification {
                 // Waiters of this process were woken when the row was enqueued.
                 Some(notification) if notification.process_id() == own_process => {}
-                Some(notification) => shared.wake(notification.payload().parse().unwrap_or(u8::MAX)),
+                Some(notification) => {
+                    *shared.heard() = Some(Instant::now());
+                    shared.wake(notification.payload().parse().unwrap_or(u8::MAX));
+                }
                 None => return Ok(()),
             },
             () = shared.something_to_send(next_send) => {
