@@ -75,23 +75,24 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates it with everything deployed, and nothing left open.
-    ///
-    /// Deployment runs through a provider that is closed again: a backend reports its statistics at the latest when it
-    /// ends, so that none of this is counted with what is measured.
-    pub async fn create(candidate: Candidate, url: &str) -> Result<Self> {
+    /// Chooses a place where nothing is yet.
+    pub fn new(candidate: Candidate, url: &str) -> Result<Self> {
         let mut store = Self::existing(candidate, url, &format!("compare_{}", uuid::Uuid::new_v4().simple()));
-        match candidate {
-            Candidate::Server => return Ok(store),
-            Candidate::Sqlite => {
-                let folder = tempfile::tempdir().context("a folder for SQLite")?;
-                store.place = folder.path().join("store.db").display().to_string();
-                store._folder = Some(folder);
-            }
-            _ => {}
+        if candidate == Candidate::Sqlite {
+            let folder = tempfile::tempdir().context("a folder for SQLite")?;
+            store.place = folder.path().join("store.db").display().to_string();
+            store._folder = Some(folder);
         }
-        store.open().await?.close().await;
         Ok(store)
+    }
+
+    /// Deploys everything through a provider that is closed again: a backend reports its statistics at the latest when
+    /// it ends, so that none of this is counted with what is measured.
+    pub async fn deploy(&self) -> Result<()> {
+        if self.candidate != Candidate::Server {
+            self.open().await?.close().await;
+        }
+        Ok(())
     }
 
     /// A store that another process has created, and removes.

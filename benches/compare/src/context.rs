@@ -35,7 +35,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<'a> Context<'a> {
     pub async fn new(candidate: Candidate, url: &'a str, server: &'a Server, scale: &'a Scale) -> Result<Self> {
         let backends = server.backends().await?;
-        let store = Store::create(candidate, url).await?;
+        let store = Store::new(candidate, url)?;
+        if let Err(error) = store.deploy().await {
+            // Of what may be there already. The reason counts, not whether this succeeds.
+            let _ = store.remove(server).await;
+            return Err(error);
+        }
         server.wait_for_backends(backends).await?;
         Ok(Self {
             server,

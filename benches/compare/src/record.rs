@@ -83,6 +83,9 @@ pub struct Measurement {
     pub x: f64,
     pub candidate: Candidate,
     pub repetition: u32,
+    /// How long it took with preparation and cleaning up, in seconds.
+    #[serde(default)]
+    pub took: f64,
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -218,6 +221,7 @@ pub mod tests {
             x: 1.0,
             candidate,
             repetition: 0,
+            took: 1.0,
             outcome,
         }
     }

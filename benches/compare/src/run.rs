@@ -157,6 +157,7 @@ pub async fn run(args: &RunArgs) -> Result<bool> {
         } = &step;
         let message = format!("{}, {}: {}", name.as_str(), point.name, candidate.name());
         progress.bar.set_message(message.clone());
+        let begun = Instant::now();
         let (outcome, trouble) = measure(&step, url, &server, &scale).await;
         progress.say(&describe(&step, &outcome));
         if let Some(trouble) = trouble {
@@ -173,6 +174,7 @@ pub async fn run(args: &RunArgs) -> Result<bool> {
             x: step.point.x,
             candidate: step.candidate,
             repetition: step.repetition,
+            took: begun.elapsed().as_secs_f64(),
             outcome,
         }))?;
     }

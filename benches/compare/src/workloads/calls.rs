@@ -150,6 +150,8 @@ pub fn outcome_of(result: &mut LoadResult) -> Outcome {
     for call in ["enqueue", "fetch", "ack"] {
         outcome.set(&format!("{call}_p50_ms"), result.percentile_ms(call, 50.0));
         outcome.set(&format!("{call}_p99_ms"), result.percentile_ms(call, 99.0));
+        // Not in the report, but tells a stall from slowness.
+        outcome.set(&format!("{call}_max_ms"), result.percentile_ms(call, 100.0));
     }
     outcome.set("empty_fetches", result.empty_fetches_per_round());
     outcome.set("client_cpu_ms", result.client_cpu_ms_per_round());

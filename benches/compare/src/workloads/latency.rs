@@ -17,6 +17,8 @@ use crate::watched::{Moment, Watch};
 
 const DISPATCHERS: usize = 4;
 const TIMER: Duration = Duration::from_millis(100);
+/// Whatever takes longer than this counts as failed.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 fn activities() -> ActivityRegistry {
     ActivityRegistry::builder()
@@ -57,12 +59,13 @@ enum Probe {
 struct Bench<'a> {
     client: Client,
     watch: &'a Watch,
+    /// For one series.
     limit: Duration,
 }
 
 impl Bench<'_> {
     async fn moment(&self, observed: tokio::sync::oneshot::Receiver<Instant>) -> Result<Instant> {
-        let at = timeout(self.limit, observed).await.context("not finished in time")?;
+        let at = timeout(PATIENCE, observed).await.context("not finished in time")?;
         at.context("nobody watches any more")
     }
 
@@ -77,7 +80,7 @@ impl Bench<'_> {
             Probe::Waited => {
                 let clock = Instant::now();
                 self.client.start_orchestration(instance, "Hello", "World").await?;
-                let status = self.client.wait_for_orchestration(instance, self.limit).await?;
+                let status = self.client.wait_for_orchestration(instance, PATIENCE).await?;
                 let took = clock.elapsed();
                 if !matches!(status, OrchestrationStatus::Completed { .. }) {
                     bail!("{instance} ended as {status:?}");
@@ -190,7 +193,7 @@ impl Workload for Latency {
         let bench = Bench {
             client: Client::new(provider),
             watch: &watch,
-            limit: context.scale.limit / 4,
+            limit: context.scale.limit / 2,
         };
         let scale = context.scale;
         // Pools fill and plans settle.

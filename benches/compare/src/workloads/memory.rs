@@ -83,7 +83,7 @@ impl Workload for Memory {
         let output = Command::new(std::env::current_exe()?)
             .args(["memory-of", "--candidate", candidate.get_name()])
             .args(["--schema", context.store.place()])
-            .args(["--seconds", &context.scale.limit.as_secs_f64().to_string()])
+            .args(["--seconds", &(context.scale.limit / 2).as_secs_f64().to_string()])
             .env("DATABASE_URL", context.url)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())

@@ -187,7 +187,7 @@ impl Workload for LargePayload {
 
     fn about(&self) -> &'static str {
         "duroxide's own stress test with payloads of 10, 50 and 100 KB (`run_large_payload_test_with_config`, its default \
-         configuration, shortened): 5 orchestrations in flight, each of about 30 activities one after the other and 5 \
+         configuration): 5 orchestrations in flight, each of about 30 activities one after the other and 5 \
          sub-orchestrations, on one orchestration and one worker dispatcher. Its rate includes waiting for the last ones."
     }
 
@@ -208,7 +208,7 @@ impl Workload for LargePayload {
         let (provider, watch) = context.open_watched().await?;
         let factory = Factory(provider);
         let mut config = LargePayloadConfig::default();
-        config.base.duration_secs = seconds(context.scale, 0.5);
+        config.base.duration_secs = seconds(context.scale, 1.0);
         config.base.wait_timeout_secs = context.scale.limit.as_secs();
         if context.scale.smoke {
             config.activity_count = 3;
