@@ -12,8 +12,9 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
-use duroxide::providers::{Provider, ProviderError};
+use duroxide::providers::{Provider, ProviderError, TagFilter, WorkItem};
 use duroxide_postgres::{Builder, PostgresProvider};
 use futures_util::future::join_all;
 use tokio_postgres::Client;
@@ -23,6 +24,8 @@ use crate::fixtures::{self, Ack, LOCK, activity, named, raised, start, started};
 use crate::proxy::Proxy;
 use crate::support::TestSchema;
 
+pub const FETCH_TURNS: &str = ".fetch_orchestration_item(";
+pub const FETCH_ACTIVITIES: &str = ".fetch_work_item(";
 const TURN_ACKS: &str = ".ack_orchestration_item(";
 const ACTIVITY_ACKS: &str = ".ack_work_item(";
 const MESSAGES: &str = ".enqueue_for_orchestrator(";
@@ -70,6 +73,23 @@ impl World {
         assert!(rows > 0, "nothing to do for: {statement}");
     }
 
+    /// Returns when a fetch that waits is left in peace: the listener, when it comes up, makes everybody look once.
+    pub async fn settle(&self) {
+        let looks = || self.proxy.calls_of(FETCH_TURNS) + self.proxy.calls_of(FETCH_ACTIVITIES);
+        loop {
+            let before = looks();
+            let wait = Duration::from_millis(300);
+            let (turn, work) = tokio::join!(
+                self.provider.fetch_orchestration_item(LOCK, wait, None),
+                self.provider.fetch_work_item(LOCK, wait, None, &TagFilter::DefaultOnly)
+            );
+            assert!(turn.expect("fetch").is_none() && work.expect("fetch").is_none());
+            if looks() == before {
+                return;
+            }
+        }
+    }
+
     /// Claims the first turns of new instances.
     async fn turns(&self, instances: &[String]) -> Vec<Turn> {
         for instance in instances {
@@ -97,7 +117,7 @@ impl World {
         let mut activities = Vec::new();
         for _ in instances {
             let (item, token, _) = fixtures::work(&*self.provider, LOCK).await;
-            let duroxide::providers::WorkItem::ActivityExecute { instance, .. } = item else {
+            let WorkItem::ActivityExecute { instance, .. } = item else {
                 panic!("not an activity: {item:?}");
             };
             activities.push(Turn { instance, token });

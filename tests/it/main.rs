@@ -19,3 +19,4 @@ mod round_trips;
 mod support;
 mod validations;
 mod versions;
+mod wake_ups;

@@ -3,10 +3,10 @@
 use duroxide::providers::{Provider, ProviderError};
 
 use super::{
-    ACTIVITIES, ACTIVITY_ACKS, CALLERS, MESSAGES, TURN_ACKS, World, ack_activity, ack_first, instances, senders,
+    ACTIVITIES, ACTIVITY_ACKS, CALLERS, MESSAGES, SINK, TURN_ACKS, World, ack_activity, ack_first, instances, senders,
     sorted, together_after,
 };
-use crate::fixtures::{activity, start};
+use crate::fixtures::{Ack, ack, activity, raised, start};
 use crate::proxy::Mode;
 
 /// What the cut takes with it.
@@ -110,5 +110,27 @@ async fn activity_acks_all_end_committed_once() {
         let each_once = "select count(distinct instance_id) * 1000 + count(*) from orchestrator_queue";
         assert_eq!(world.number(each_once, &[]).await, 16_016, "{lost:?}");
         assert_eq!(world.number("select count(*) from worker_queue", &[]).await, 0);
+    }
+}
+
+/// Without events no row tells that the first attempt has committed.
+#[tokio::test]
+async fn turn_acks_without_events_all_end_committed_once() {
+    for lost in [Lost::Request, Lost::Answer] {
+        let world = World::new().await;
+        let names = instances(CALLERS);
+        let acks = world.turns(&names).await.into_iter().map(|turn| {
+            let provider = world.provider.clone();
+            let only = Ack {
+                messages: vec![raised(SINK, &turn.instance)],
+                ..Ack::default()
+            };
+            async move { ack(&*provider, &turn.token, only).await }
+        });
+        let calls: Vec<_> = acks.collect();
+        for answer in together_after(&world, TURN_ACKS, calls, async || lost.set(&world, TURN_ACKS)).await {
+            answer.expect("ack");
+        }
+        assert_eq!(senders(&world).await, sorted(names), "{lost:?}");
     }
 }

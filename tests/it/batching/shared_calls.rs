@@ -10,7 +10,7 @@ use super::{
     ACTIVITIES, ACTIVITY_ACKS, CALLERS, MESSAGES, SINK, TURN_ACKS, World, ack_activity, ack_first, instances, senders,
     sorted, together,
 };
-use crate::fixtures::{self, Ack, LOCK, activity, create, event, raised, start, turn};
+use crate::fixtures::{self, Ack, LOCK, activity, create, event, named, raised, start, started, turn};
 
 #[tokio::test]
 async fn turn_acks_share_a_call() {
@@ -181,4 +181,34 @@ async fn messages_of_one_caller_stay_in_order() {
         assert_eq!(number.parse(), Ok(*expected), "caller {caller}");
         *expected += 1;
     }
+}
+
+/// More targets in one call than the server's lock table is asked to hold marks for.
+#[tokio::test]
+async fn turns_that_send_to_very_many_instances_share_a_call() {
+    const EACH: usize = 24;
+    let world = World::new().await;
+    let turns = world.turns(&instances(CALLERS)).await;
+    let acks = turns.into_iter().map(|turn| {
+        let provider = world.provider.clone();
+        let targets = (0..EACH).map(|number| start(&format!("{number} of {}", turn.instance)));
+        // And to each other.
+        let neighbours = instances(CALLERS).into_iter().filter(|name| *name != turn.instance);
+        let first = Ack {
+            events: vec![started(&turn.instance)],
+            messages: targets.chain(neighbours.map(|name| raised(&name, "x"))).collect(),
+            metadata: named(),
+            ..Ack::default()
+        };
+        async move { fixtures::ack(&*provider, &turn.token, first).await }
+    });
+    for answer in together(&world, TURN_ACKS, acks.collect::<Vec<_>>()).await {
+        answer.expect("ack");
+    }
+    assert_eq!(world.proxy.calls_of(TURN_ACKS), 2);
+    let mut messages = 0;
+    for _ in 0..CALLERS * (EACH + 1) {
+        messages += turn(&*world.provider, LOCK).await.0.messages.len();
+    }
+    assert_eq!(messages, CALLERS * (EACH + CALLERS - 1));
 }
