@@ -79,7 +79,7 @@ struct Waiter<T> {
     id: u64,
     /// Does not wait for work: one look decides.
     impatient: bool,
-    /// The look that was sent for it, if any was since it came.
+    /// The look on the wire that is for it, if any.
     look: Option<u64>,
     answer: oneshot::Sender<Answer<T>>,
 }
@@ -106,22 +106,13 @@ impl<T> Group<T> {
     /// If those who wait need a look beside those on the wire, counts it as sent.
     fn due_look(&mut self, now: Instant) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
-        let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none());
-        let due = if self.waiters.is_empty() {
-            false
-        } else if self.looks == 0 {
-            self.woken || self.quiet_until <= now || news.any(|waiter| waiter.impatient)
-        } else {
-            self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now && news.next().is_some()
-        };
-        if !due {
+        let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
+        let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
+        if !may_look
+            || news.peek().is_none()
+            || !(self.woken || self.quiet_until <= now || news.any(|waiter| waiter.impatient))
+        {
             return None;
-        }
-        if self.looks == 0 {
-            // What earlier looks did not bring, this one may.
-            for waiter in &mut self.waiters {
-                waiter.look = None;
-            }
         }
         self.looks += 1;
         self.sent_at = now;
@@ -141,6 +132,28 @@ impl<T> Group<T> {
             id: self.next_id,
             wanted,
         })
+    }
+
+    /// Gives an item to somebody the look was for, else to whoever waits longest. Returns it if nobody is left.
+    fn hand_out(&mut self, look: u64, granted: Granted<T>) -> Option<Granted<T>> {
+        let mut granted = granted;
+        loop {
+            let own = self.waiters.iter().position(|waiter| waiter.look == Some(look));
+            let Some(waiter) = self.waiters.remove(own.unwrap_or(0)) else {
+                return Some(granted);
+            };
+            match waiter.answer.send(Answer::Granted(granted)) {
+                Err(Answer::Granted(back)) => granted = back,
+                _ => return None,
+            }
+        }
+    }
+
+    /// Those who go on waiting are no longer waiting for this look.
+    fn release(&mut self, look: u64) {
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.look == Some(look)) {
+            waiter.look = None;
+        }
     }
 
     /// Answers those for whom a look decided: the impatient ones, or all that it was for.
@@ -230,10 +243,9 @@ impl<R: Request> Line<R> {
         let Some(group) = groups.get_mut(request) else {
             return false;
         };
-        let looking = group.looks > 0;
         match group.waiters.iter_mut().find(|waiter| waiter.id == id) {
             None => false,
-            Some(waiter) if looking && waiter.look.is_some() => {
+            Some(waiter) if waiter.look.is_some() => {
                 waiter.impatient = true;
                 false
             }
@@ -260,14 +272,7 @@ impl<R: Request> Line<R> {
                     let enough = found.granted.len() >= sent.wanted;
                     let nothing = found.granted.is_empty();
                     for granted in found.granted {
-                        let mut answer = Answer::Granted(granted);
-                        // Whoever went away passes it on to the next.
-                        while let Some(waiter) = group.waiters.pop_front()
-                            && let Err(back) = waiter.answer.send(std::mem::replace(&mut answer, Answer::Nothing))
-                        {
-                            answer = back;
-                        }
-                        unwanted.push(answer);
+                        unwanted.extend(group.hand_out(sent.id, granted));
                     }
                     if enough {
                         // There may be more.
@@ -293,6 +298,7 @@ impl<R: Request> Line<R> {
                     });
                 }
             }
+            group.release(sent.id);
             group.due_look(now)
         };
         send_look(inner, request, look);
