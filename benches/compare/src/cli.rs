@@ -13,7 +13,8 @@ use crate::workloads::Name;
 /// All candidates run interleaved on one PostgreSQL server, each measurement on a fresh schema after a checkpoint.
 /// Results are appended to results.jsonl as they come; the report (README.md and charts) is rendered from that file, and
 /// runs of different workloads are merged into one report. Start it with `scripts/compare`, which provides a throwaway
-/// server with default durability.
+/// server with default durability. Everything but `steady` takes about 40 minutes; a machine that does nothing else is
+/// needed for figures that mean something.
 #[derive(Debug, Parser)]
 #[command(name = "compare", version, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -161,7 +162,7 @@ impl Scale {
     }
 
     pub fn warm_up(&self) -> Duration {
-        Duration::from_secs_f64(self.pick(1.0, 0.1))
+        Duration::from_secs_f64(self.pick(0.5, 0.1))
     }
 }
 

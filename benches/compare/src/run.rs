@@ -18,7 +18,7 @@ use crate::workloads::{Name, Point};
 
 const HOW_TO_START: &str = "\
 no server to measure on: DATABASE_URL is not set. `scripts/compare` starts a throwaway one; so does
-    PG_DURABLE=1 scripts/with-postgres cargo run --release -p compare -- --help";
+    PG_DURABLE=1 scripts/with-postgres cargo run --release -p compare -- [OPTIONS]";
 
 /// One measurement that is to be made.
 struct Step {

@@ -230,7 +230,7 @@ impl Workload for Backlog {
             Pile::NoActivities | Pile::ForeignActivities(_) => Arc::new(ActivityLoop { provider }),
             _ => TurnLoop::new(provider, "all"),
         };
-        let load = load_of(context.scale, CALLERS, context.scale.window(0.4));
+        let load = load_of(context.scale, CALLERS, context.scale.window(0.3));
         Ok(outcome_of(&mut load::run(load, work, None).await))
     }
 }

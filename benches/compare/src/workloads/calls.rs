@@ -306,7 +306,7 @@ impl Workload for Activities {
     }
 
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
-        let window = context.scale.window(0.5);
+        let window = context.scale.window(0.3);
         measure(context, point.count(), window, |provider| {
             Arc::new(ActivityLoop { provider })
         })
@@ -355,7 +355,7 @@ impl Workload for Enqueue {
     }
 
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
-        let window = context.scale.window(0.3);
+        let window = context.scale.window(0.2);
         measure(context, point.count(), window, |provider| {
             Arc::new(EnqueueLoop { provider })
         })

@@ -71,6 +71,10 @@ impl Workload for FanIn {
         const { &[Metric::higher("rate", "completions/s")] }
     }
 
+    fn most_repetitions(&self) -> u32 {
+        2
+    }
+
     async fn measure(&self, context: &Context<'_>, _point: &Point) -> Result<Outcome> {
         let count = context.scale.pick(4000, 64);
         let provider = context.open().await?;

@@ -100,7 +100,7 @@ impl Workload for Floor {
             ))
             .await
             .context("cannot create a table")?;
-        let load = load_of(context.scale, point.count(), context.scale.window(0.3));
+        let load = load_of(context.scale, point.count(), context.scale.window(0.2));
         let insert = format!("insert into \"{schema}\".rows (n) values (1)");
         let work = statements(context, point.count(), &insert).await?;
         let mut commits = load::run(load, work, None).await;

@@ -86,6 +86,10 @@ impl Workload for History {
         }]
     }
 
+    fn most_repetitions(&self) -> u32 {
+        2
+    }
+
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
         let provider = context.open().await?;
         prepare::start(&*provider, INSTANCE, Turn::first(INSTANCE)).await?;

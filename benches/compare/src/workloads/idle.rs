@@ -52,7 +52,7 @@ impl Workload for Idle {
     }
 
     /// What happens on a schedule does not vary.
-    fn repetitions(&self, _candidate: Candidate, _asked: u32) -> u32 {
+    fn most_repetitions(&self) -> u32 {
         1
     }
 

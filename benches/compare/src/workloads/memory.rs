@@ -62,7 +62,7 @@ impl Workload for Memory {
         !matches!(candidate, Candidate::Server | Candidate::Sqlite)
     }
 
-    fn repetitions(&self, _candidate: Candidate, _asked: u32) -> u32 {
+    fn most_repetitions(&self) -> u32 {
         1
     }
 
@@ -83,7 +83,7 @@ impl Workload for Memory {
         let output = Command::new(std::env::current_exe()?)
             .args(["memory-of", "--candidate", candidate.get_name()])
             .args(["--schema", context.store.place()])
-            .args(["--seconds", &(context.scale.limit / 2).as_secs_f64().to_string()])
+            .args(["--seconds", &(context.scale.limit / 3).as_secs_f64().to_string()])
             .env("DATABASE_URL", context.url)
             .stdin(Stdio::null())
             .stderr(Stdio::piped())

@@ -250,9 +250,17 @@ pub trait Workload: Sync {
         candidate != Candidate::Server
     }
 
+    /// How often it is measured at most: less for what takes long.
+    fn most_repetitions(&self) -> u32 {
+        u32::MAX
+    }
+
     /// SQLite is a point of reference, not a rival: once is enough.
     fn repetitions(&self, candidate: Candidate, asked: u32) -> u32 {
-        if candidate == Candidate::Sqlite { 1 } else { asked }
+        match candidate {
+            Candidate::Sqlite => 1,
+            _ => asked.min(self.most_repetitions()),
+        }
     }
 
     /// When to give up on a measurement that has not even cut itself short: something hangs that never should.

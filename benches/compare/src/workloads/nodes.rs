@@ -92,6 +92,10 @@ impl Workload for Nodes {
         }]
     }
 
+    fn most_repetitions(&self) -> u32 {
+        2
+    }
+
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
         let mut clients = Vec::new();
         let mut watches = Vec::new();
@@ -107,7 +111,7 @@ impl Workload for Nodes {
         let clock = Instant::now();
         let driver = Arc::new(Driver {
             clients,
-            end: clock + context.scale.window(0.5),
+            end: clock + context.scale.window(0.4),
             patience: context.scale.limit,
             completed: AtomicU64::new(0),
             errors: Errors::default(),

@@ -55,7 +55,7 @@ impl Workload for Snapshot {
         !matches!(candidate, Candidate::Server | Candidate::Sqlite)
     }
 
-    fn repetitions(&self, _candidate: Candidate, _asked: u32) -> u32 {
+    fn most_repetitions(&self) -> u32 {
         1
     }
 

@@ -75,7 +75,7 @@ impl Workload for Steady {
         candidate.is_ours() || (scale.steady_all && candidate != Candidate::Server)
     }
 
-    fn repetitions(&self, _candidate: Candidate, _asked: u32) -> u32 {
+    fn most_repetitions(&self) -> u32 {
         1
     }
 

@@ -158,6 +158,10 @@ impl Workload for Stress {
         ]
     }
 
+    fn most_repetitions(&self) -> u32 {
+        2
+    }
+
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
         let all = configurations();
         let configuration = all.get(point.count()).context("no such configuration")?;
@@ -165,7 +169,7 @@ impl Workload for Stress {
         let factory = Factory(provider);
         let config = StressTestConfig {
             max_concurrent: configuration.in_flight,
-            duration_secs: seconds(context.scale, 0.4),
+            duration_secs: seconds(context.scale, 0.3),
             tasks_per_instance: ACTIVITIES,
             activity_delay_ms: configuration.delay_ms,
             orch_concurrency: configuration.concurrency,
@@ -202,6 +206,10 @@ impl Workload for LargePayload {
                 Metric::neither("failed", "failed orchestrations"),
             ]
         }
+    }
+
+    fn most_repetitions(&self) -> u32 {
+        1
     }
 
     async fn measure(&self, context: &Context<'_>, _point: &Point) -> Result<Outcome> {

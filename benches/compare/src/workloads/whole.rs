@@ -133,6 +133,10 @@ impl Workload for FanOut {
         const { &[Metric::lower("seconds", "seconds")] }
     }
 
+    fn most_repetitions(&self) -> u32 {
+        2
+    }
+
     async fn measure(&self, context: &Context<'_>, _point: &Point) -> Result<Outcome> {
         let count = context.scale.pick(1000, 20);
         Ok(run(context, 8, "FanOut", count).await?.1)
