@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::activity_ack::{ActivityAck, ActivityAcks, done};
-use crate::batch::{self, Batched};
+use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::CallError;
@@ -50,13 +50,8 @@ impl Inner {
             token: activity_token(OPERATION, token)?,
             completion: result.map(|item| completion(OPERATION, item)).transpose()?,
         });
-        let failed = match self.activity_acks.submit(self, Arc::clone(&ack)).await {
-            Batched::Answered(Ok(done)) => Ok(done),
-            Batched::Answered(Err(error)) => Err(Some(error)),
-            Batched::Alone => Err(None),
-        };
         let lease = ack.token.lease;
-        let answer = match failed {
+        let answer = match self.activity_acks.attempt(self, Arc::clone(&ack)).await {
             Ok(done) => Answer {
                 result: ack.held(done),
                 repeated: false,
@@ -64,17 +59,22 @@ impl Inner {
             Err(failed) => {
                 let acks = [Arc::clone(&ack)];
                 let columns = ActivityAcks::new(&acks);
-                self.caller
+                let answer = self
+                    .caller
                     .call_within_lease(OPERATION, &columns.parameters(), self.activity_lease(&ack), failed)
-                    .await
-                    .and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
+                    .await;
+                self.activities_ended(&acks);
+                answer.and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
             }
         };
-        self.lease_ended(OPERATION, lease, answer, true)?;
-        if ack.completion.is_some() {
+        self.lease_ended(OPERATION, lease, answer, true)
+    }
+
+    /// Activities may have completed.
+    fn activities_ended(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) {
+        if acks.iter().any(|ack| ack.completion.is_some()) {
             self.enqueued(Queue::Orchestrator);
         }
-        Ok(())
     }
 
     fn activity_lease<'a>(&'a self, ack: &ActivityAck) -> LeaseCall<'a> {
@@ -96,6 +96,10 @@ impl Inner {
                 .caller
                 .call_within_leases("ack_work_item", &columns.parameters(), leases)
                 .await;
+            if sent.is_ok() {
+                // Here, because a caller may have gone away.
+                self.activities_ended(&acks);
+            }
             batch::answers(sent.and_then(|rows| done(&rows)), acks.len())
         }
         .boxed()
@@ -142,16 +146,8 @@ impl Inner {
         const OPERATION: &str = "enqueue_for_worker";
         let mut activities = Activities::default();
         activities.push(OPERATION, item)?;
-        let activities = Arc::new(activities);
-        let sent = match self.new_activities.submit(self, Arc::clone(&activities)).await {
-            Batched::Answered(Err(CallError::InCompany(false))) | Batched::Alone => {
-                self.send_activity_columns(&[activities]).await.map(|_| ())
-            }
-            Batched::Answered(sent) => sent,
-        };
-        sent.map_err(|error| enqueue_error(OPERATION, &error))?;
-        self.enqueued(Queue::Worker);
-        Ok(())
+        let sent = self.new_activities.tell(self, Arc::new(activities)).await;
+        sent.map_err(|error| enqueue_error(OPERATION, &error))
     }
 
     /// Many activities in one call.
@@ -161,6 +157,8 @@ impl Inner {
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
             let sent = self.send_activity_columns(&activities).await;
+            // Here, because a caller may have gone away; and also when it is not known whether they arrived.
+            self.enqueued(Queue::Worker);
             batch::answers(sent.map(|_| vec![(); activities.len()]), activities.len())
         }
         .boxed()

@@ -1,8 +1,8 @@
 //! Natural batching: calls that arrive while one is on the wire share the next one.
 //!
-//! A call that finds the line free goes out at once and alone, in its caller's own task: batching costs nothing when
-//! there is nothing to batch. Those that arrive meanwhile are carried out together when it is back: one round trip and
-//! one commit for all of them.
+//! A call that finds the line free goes out at once and alone: batching costs nothing when there is nothing to batch. Those
+//! that arrive meanwhile are carried out together when it is back: one round trip and one commit for all of them. Calls are
+//! made in tasks of their own, so that a caller that goes away takes nobody with it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,10 +34,12 @@ pub(crate) trait Request: Send + Sync + 'static {
 }
 
 /// What became of a request.
-pub(crate) enum Batched<R> {
+enum Batched<R> {
     Answered(R),
     /// It was not sent, and must go alone.
     Alone,
+    /// It may have been sent, but there will be no answer: the runtime that carried it out is gone.
+    Unknown,
 }
 
 /// Makes one call of many requests and answers each, in their order.
@@ -79,40 +81,32 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
         }
     }
 
-    /// Carries out a request. Should the caller go away, one that has found company is carried out all the same.
-    pub(crate) async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
-        let place = {
+    /// Carries out a request, also if the caller goes away.
+    async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
+        let (sender, mut answer) = oneshot::channel();
+        let (id, was_busy) = {
             let mut state = self.line.lock();
-            if !std::mem::replace(&mut state.busy, true) {
-                None
-            } else {
-                let (sender, receiver) = oneshot::channel();
-                state.next_id += 1;
-                let id = state.next_id;
-                state.waiting.push_back(Waiting {
-                    id,
-                    request: Arc::clone(&request),
-                    answer: sender,
-                });
-                Some((id, receiver))
-            }
+            state.next_id += 1;
+            let id = state.next_id;
+            state.waiting.push_back(Waiting {
+                id,
+                request,
+                answer: sender,
+            });
+            (id, std::mem::replace(&mut state.busy, true))
         };
-        let Some((id, mut answer)) = place else {
-            // Given up also when this is dropped half-way, so that the line goes on.
-            let _turn = Turn {
+        if !was_busy {
+            drop(Turn {
                 line: Arc::clone(&self.line),
                 inner: Arc::clone(inner),
-            };
-            let mut answers = (self.line.call)(Arc::clone(inner), vec![request]).await;
-            return answers.pop().map_or(Batched::Alone, Batched::Answered);
+            });
+        }
+        let answered = match tokio::time::timeout(PATIENCE, &mut answer).await {
+            Ok(answered) => answered,
+            Err(_) if self.line.withdraw(id) => return Batched::Alone,
+            Err(_) => answer.await,
         };
-        if let Ok(answered) = tokio::time::timeout(PATIENCE, &mut answer).await {
-            return answered.map_or(Batched::Alone, Batched::Answered);
-        }
-        if self.line.withdraw(id) {
-            return Batched::Alone;
-        }
-        answer.await.map_or(Batched::Alone, Batched::Answered)
+        answered.map_or(Batched::Unknown, Batched::Answered)
     }
 }
 
@@ -120,12 +114,34 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
     /// Carries out a request that can be repeated.
     pub(crate) async fn ask(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
         match self.submit(inner, Arc::clone(&request)).await {
-            Batched::Answered(Err(CallError::InCompany(_))) | Batched::Alone => {
-                let mut answers = (self.line.call)(Arc::clone(inner), vec![request]).await;
-                answers.pop().unwrap_or(Err(CallError::NoAnswer))
+            Batched::Answered(Err(CallError::InCompany(_))) | Batched::Alone | Batched::Unknown => {
+                self.alone(inner, request).await
             }
             Batched::Answered(answer) => answer,
         }
+    }
+
+    /// Carries out a request that must not be repeated unless it certainly had no effect.
+    pub(crate) async fn tell(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
+        match self.attempt(inner, Arc::clone(&request)).await {
+            Err(None | Some(CallError::InCompany(false))) => self.alone(inner, request).await,
+            Err(Some(error)) => Err(error),
+            Ok(answer) => Ok(answer),
+        }
+    }
+
+    /// Carries out a request once. No error: it was not even sent.
+    pub(crate) async fn attempt(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, Option<CallError>> {
+        match self.submit(inner, request).await {
+            Batched::Answered(answer) => answer.map_err(Some),
+            Batched::Alone => Err(None),
+            Batched::Unknown => Err(Some(CallError::InCompany(true))),
+        }
+    }
+
+    async fn alone(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
+        let mut answers = (self.line.call)(Arc::clone(inner), vec![request]).await;
+        answers.pop().unwrap_or(Err(CallError::NoAnswer))
     }
 }
 

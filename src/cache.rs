@@ -8,6 +8,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use duroxide::Event;
+use uuid::Uuid;
+
+use crate::encode;
+use crate::inner::Inner;
+use crate::turn_ack::TurnAck;
 
 /// No history takes more than this part of the memory.
 const LARGEST_PART: usize = 8;
@@ -20,6 +25,8 @@ pub(crate) struct Known {
     pub(crate) epoch: i64,
     pub(crate) execution_id: i64,
     pub(crate) last_event_id: i64,
+    /// The last event as it is stored. A server that went back in time, losing commits, has another one or none.
+    pub(crate) last_text: Arc<str>,
     pub(crate) events: Arc<Vec<Event>>,
     /// About what the events take in memory.
     pub(crate) bytes: usize,
@@ -31,31 +38,39 @@ impl Known {
             epoch,
             execution_id,
             last_event_id: 0,
+            last_text: Arc::default(),
             events: Arc::default(),
             bytes: 0,
         }
     }
 
-    /// Adds events that follow.
-    pub(crate) fn append(&mut self, events: Vec<Event>, json_bytes: usize) {
-        self.bytes += json_bytes + events.len() * size_of::<Event>();
-        if let Some(last) = events.iter().map(Event::event_id).max() {
-            self.last_event_id = self.last_event_id.max(crate::encode::saturated_id(last));
-        }
+    /// Adds events that follow. `texts`: as they are stored.
+    pub(crate) fn append(&mut self, events: Vec<Event>, texts: &[String]) {
+        let (Some(last), Some(text)) = (events.last(), texts.last()) else {
+            return;
+        };
+        self.bytes += texts.iter().map(String::len).sum::<usize>() + text.len() + events.len() * size_of::<Event>();
+        self.last_event_id = encode::saturated_id(last.event_id());
+        self.last_text = text.as_str().into();
         Arc::make_mut(&mut self.events).extend(events);
+    }
+
+    fn is_of(&self, epoch: i64, execution_id: i64) -> bool {
+        (self.epoch, self.execution_id) == (epoch, execution_id)
     }
 }
 
 /// What a turn adds, while its ack is under way. It counts from the moment the database says so, which another fetch may
 /// learn before the ack's own answer arrives.
 struct Announced {
+    ack_id: Uuid,
     epoch: i64,
     execution_id: i64,
     /// The event it follows; 0 if it begins the execution.
     after_event_id: i64,
     last_event_id: i64,
-    events: Arc<Vec<Event>>,
-    json_bytes: usize,
+    events: Vec<Event>,
+    texts: Arc<Vec<String>>,
 }
 
 /// By instance, the least recently used ones forgotten first.
@@ -71,7 +86,7 @@ struct State {
     by_use: BTreeMap<u64, Arc<str>>,
     uses: u64,
     bytes: usize,
-    announced: HashMap<Arc<str>, Announced>,
+    announced: HashMap<Arc<str>, Vec<Announced>>,
 }
 
 struct Entry {
@@ -101,79 +116,93 @@ impl HistoryCache {
         self.lock().get(instance)
     }
 
-    /// All events up to `event_id`, which the database says this process has, and perhaps later ones.
+    /// All events up to `event_id`, which the database says this process has.
     pub(crate) fn get_up_to(&self, instance: &str, epoch: i64, execution_id: i64, event_id: i64) -> Option<Known> {
         let mut state = self.lock();
         let known = state.get(instance).filter(|known| known.epoch == epoch);
         if let Some(known) = &known
-            && known.execution_id == execution_id
-            && known.last_event_id >= event_id
+            && known.is_of(epoch, execution_id)
+            && known.last_event_id == event_id
         {
             return Some(known.clone());
         }
-        // The answer to the ack that added them is still under way.
-        let announced = state.announced.get(instance)?;
-        if (announced.epoch, announced.execution_id, announced.last_event_id) != (epoch, execution_id, event_id) {
+        // The answer to the ack that added them is still under way. Of two that could have, nobody knows which did.
+        let mut candidates = state.announced.get(instance)?.iter().filter(|announced| {
+            (announced.epoch, announced.execution_id, announced.last_event_id) == (epoch, execution_id, event_id)
+        });
+        let (Some(announced), None) = (candidates.next(), candidates.next()) else {
             return None;
-        }
+        };
         let mut known = match announced.after_event_id {
             0 => Known::nothing(epoch, execution_id),
-            after => known.filter(|known| known.execution_id == execution_id && known.last_event_id == after)?,
+            after => known.filter(|known| known.is_of(epoch, execution_id) && known.last_event_id == after)?,
         };
-        known.append(announced.events.to_vec(), announced.json_bytes);
+        known.append(announced.events.clone(), &announced.texts);
         Some(known)
     }
 
     /// A turn is about to be acked that adds `events`. Whether this process will then know all of its history.
-    pub(crate) fn announce(&self, instance: &str, execution_id: i64, events: &[Event], json_bytes: usize) -> bool {
-        let ids = || events.iter().map(|event| crate::encode::saturated_id(event.event_id()));
+    pub(crate) fn announce(
+        &self,
+        instance: &str,
+        ack_id: Uuid,
+        execution_id: i64,
+        events: Vec<Event>,
+        texts: Arc<Vec<String>>,
+    ) -> bool {
+        let count = i64::try_from(events.len()).unwrap_or(i64::MAX);
+        let ids = || events.iter().map(|event| encode::saturated_id(event.event_id()));
         let mut state = self.lock();
         let Some(known) = state.get(instance) else {
             return false;
         };
-        let after_event_id = if known.execution_id == execution_id {
-            known.last_event_id
-        } else {
-            0
-        };
+        let goes_on = known.execution_id == execution_id;
+        let after_event_id = if goes_on { known.last_event_id } else { 0 };
         // One after the other, as the runtime numbers them.
-        if !ids().eq((after_event_id + 1)..=after_event_id + events.len() as i64)
-            || (events.is_empty() && known.execution_id != execution_id)
-        {
+        let follows = ids().eq((after_event_id + 1)..=after_event_id.saturating_add(count));
+        if !follows || (events.is_empty() && !goes_on) {
             return false;
         }
         let announced = Announced {
+            ack_id,
             epoch: known.epoch,
             execution_id,
             after_event_id,
-            last_event_id: after_event_id + events.len() as i64,
-            events: Arc::new(events.to_vec()),
-            json_bytes,
+            last_event_id: after_event_id.saturating_add(count),
+            events,
+            texts,
         };
-        state.announced.insert(instance.into(), announced);
+        state.announced.entry(instance.into()).or_default().push(announced);
         true
     }
 
     /// What was announced has come true.
-    pub(crate) fn confirm(&self, instance: &str) {
+    pub(crate) fn confirm(&self, instance: &str, ack_id: Uuid) {
         let mut state = self.lock();
-        let Some(announced) = state.announced.remove(instance) else {
+        let Some(announced) = state.retract(instance, ack_id) else {
             return;
         };
         // Out of the map it is the only copy, so that adding to it copies nothing.
-        let Some(mut known) = state.remove(instance).filter(|known| known.epoch == announced.epoch) else {
+        let Some(mut known) = state.remove(instance) else {
             return;
         };
-        if known.execution_id != announced.execution_id && announced.after_event_id == 0 {
+        if known.epoch == announced.epoch
+            && known.execution_id != announced.execution_id
+            && announced.after_event_id == 0
+        {
             known = Known::nothing(announced.epoch, announced.execution_id);
         }
-        if known.last_event_id == announced.after_event_id {
-            let events = Arc::unwrap_or_clone(announced.events);
-            known.append(events, announced.json_bytes);
-        }
-        if known.execution_id == announced.execution_id {
+        if known.is_of(announced.epoch, announced.execution_id) {
+            if known.last_event_id == announced.after_event_id {
+                known.append(announced.events, &announced.texts);
+            }
             state.put(self.limit, instance, known);
         }
+    }
+
+    /// What was announced has not come true, or nobody will ever know.
+    pub(crate) fn retract(&self, instance: &str, ack_id: Uuid) {
+        self.lock().retract(instance, ack_id);
     }
 
     pub(crate) fn put(&self, instance: &str, known: Known) {
@@ -181,9 +210,7 @@ impl HistoryCache {
     }
 
     pub(crate) fn forget(&self, instance: &str) {
-        let mut state = self.lock();
-        state.announced.remove(instance);
-        state.remove(instance);
+        self.lock().remove(instance);
     }
 }
 
@@ -195,6 +222,16 @@ impl State {
         let known = entry.known.clone();
         self.insert(key, entry.known, entry.bytes);
         Some(known)
+    }
+
+    fn retract(&mut self, instance: &str, ack_id: Uuid) -> Option<Announced> {
+        let announced = self.announced.get_mut(instance)?;
+        let position = announced.iter().position(|announced| announced.ack_id == ack_id)?;
+        let retracted = announced.swap_remove(position);
+        if announced.is_empty() {
+            self.announced.remove(instance);
+        }
+        Some(retracted)
     }
 
     fn insert(&mut self, key: Arc<str>, known: Known, bytes: usize) {
@@ -233,5 +270,48 @@ impl State {
         self.by_use.remove(&entry.used);
         self.bytes -= entry.bytes;
         Some(entry.known)
+    }
+}
+
+/// What a turn adds, until its ack has come to an end one way or the other.
+pub(crate) struct Announcement {
+    inner: Arc<Inner>,
+    instance_id: String,
+    ack_id: Uuid,
+}
+
+impl Announcement {
+    pub(crate) fn confirm(self) {
+        self.inner.cache.confirm(&self.instance_id, self.ack_id);
+    }
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        self.inner.cache.retract(&self.instance_id, self.ack_id);
+    }
+}
+
+impl Inner {
+    /// Before an ack is sent: what it adds to the history, if this process keeps it in memory.
+    pub(crate) fn announce_turn(self: &Arc<Self>, ack: &mut TurnAck, events: Vec<Event>) -> Option<Announcement> {
+        let instance_id = &ack.token.instance_id;
+        if !ack.goes_on() {
+            self.cache.forget(instance_id);
+            return None;
+        }
+        let texts = Arc::clone(&ack.events.data);
+        if !self
+            .cache
+            .announce(instance_id, ack.id, ack.execution_id, events, texts)
+        {
+            return None;
+        }
+        ack.node = Some(self.node);
+        Some(Announcement {
+            inner: Arc::clone(self),
+            instance_id: instance_id.clone(),
+            ack_id: ack.id,
+        })
     }
 }

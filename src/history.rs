@@ -16,21 +16,19 @@ use crate::inner::Inner;
 use crate::instances::{BULK_LIMIT, filter_ids};
 use crate::work_item::json;
 
-/// About what an event takes as JSON, where nobody counted.
-const UNKNOWN_EVENT_BYTES: usize = 512;
+/// A last event larger than this is not worth sending only to be told that it is still the last.
+const MAX_HINT_BYTES: usize = 8 << 10;
 
 /// Events, column by column.
 pub(crate) struct Events {
     pub(crate) ids: Vec<i64>,
-    pub(crate) data: Vec<String>,
+    pub(crate) data: Arc<Vec<String>>,
 }
 
 impl Events {
     pub(crate) fn encode(operation: &str, events: &[Event]) -> Result<Self, ProviderError> {
-        let mut encoded = Self {
-            ids: Vec::with_capacity(events.len()),
-            data: Vec::with_capacity(events.len()),
-        };
+        let mut ids = Vec::with_capacity(events.len());
+        let mut data = Vec::with_capacity(events.len());
         for event in events {
             if event.event_id() == 0 {
                 return Err(ProviderError::permanent(
@@ -38,15 +36,18 @@ impl Events {
                     "event ids are assigned by the runtime and start at 1",
                 ));
             }
-            encoded.ids.push(encode::id(operation, "event id", event.event_id())?);
-            encoded.data.push(json(operation, serde_json::to_string(event))?);
+            ids.push(encode::id(operation, "event id", event.event_id())?);
+            data.push(json(operation, serde_json::to_string(event))?);
         }
-        Ok(encoded)
+        Ok(Self {
+            ids,
+            data: Arc::new(data),
+        })
     }
 }
 
 /// All events, or which of them, counted after those `before`, cannot be read. None is ever skipped.
-fn decode_events(texts: Vec<String>, before: usize) -> Result<Vec<Event>, String> {
+fn decode_events(texts: &[String], before: usize) -> Result<Vec<Event>, String> {
     texts
         .iter()
         .enumerate()
@@ -83,13 +84,14 @@ impl Inner {
         const OPERATION: &str = "read";
         let request = Arc::new(ReadRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
-            known: self.cache.get(instance),
+            known: self
+                .cache
+                .get(instance)
+                .filter(|known| known.last_text.len() <= MAX_HINT_BYTES),
         });
         let tail = self.reads.ask(self, Arc::clone(&request)).await;
         let tail = tail.map_err(|error| error.to_provider_error(OPERATION))?;
-        self.whole_history(instance, request.known.clone(), tail)
-            .await
-            .map_err(|error| ProviderError::permanent(OPERATION, format!("instance {instance:?}: {error}")))
+        self.whole_history(instance, request.known.clone(), tail, false).await
     }
 
     /// Many histories in one call.
@@ -104,6 +106,10 @@ impl Inner {
                     .map(|request| request.known.as_ref().map(field))
                     .collect()
             };
+            let last_texts: Vec<Option<&str>> = requests
+                .iter()
+                .map(|request| request.known.as_ref().map(|known| &*known.last_text))
+                .collect();
             let instance_ids: Vec<&str> = requests.iter().map(|request| request.instance_id.as_str()).collect();
             let sent = self
                 .caller
@@ -114,6 +120,7 @@ impl Inner {
                         &known(|known| known.epoch),
                         &known(|known| known.execution_id),
                         &known(|known| known.last_event_id),
+                        &last_texts,
                     ],
                 )
                 .await;
@@ -134,48 +141,53 @@ impl Inner {
     }
 
     /// Puts together what this process has of a history and what the database sent, and keeps it in memory.
-    /// `known`: what the database was told that this process has; none if it knew by itself.
+    /// `known`: what the database was told that this process has; none if it knew by itself. `leased`: nobody else adds
+    /// to it.
     pub(crate) async fn whole_history(
         &self,
         instance: &str,
         known: Option<Known>,
         tail: Tail,
-    ) -> Result<Vec<Event>, String> {
-        let known = match (tail.epoch, known) {
-            (Some(epoch), None) if tail.cached_event_id > 0 => {
-                self.cache
-                    .get_up_to(instance, epoch, tail.execution_id, tail.cached_event_id)
-            }
-            (Some(epoch), None) => Some(Known::nothing(epoch, tail.execution_id)),
-            // As it was when the database was asked: it said itself whether that still holds.
-            (Some(_), Some(known)) if tail.cached_event_id > 0 => Some(known),
-            (Some(epoch), Some(_)) => Some(Known::nothing(epoch, tail.execution_id)),
-            (None, _) => None,
+        leased: bool,
+    ) -> Result<Vec<Event>, ProviderError> {
+        let unreadable = |error| ProviderError::permanent("read", format!("instance {instance:?}: {error}"));
+        let Some(epoch) = tail.epoch else {
+            return decode_events(&tail.events, 0).map_err(unreadable);
+        };
+        // What this process had is not what the database has.
+        let refuted = tail.cached_event_id == 0 && (leased || known.is_some());
+        let known = match known {
+            _ if tail.cached_event_id == 0 => Some(Known::nothing(epoch, tail.execution_id)),
+            // As it was when the database was asked: it said itself that this still holds.
+            Some(known) => Some(known),
+            None => self
+                .cache
+                .get_up_to(instance, epoch, tail.execution_id, tail.cached_event_id),
         };
         let Some(mut known) = known else {
-            if tail.cached_event_id == 0 {
-                return decode_events(tail.events, 0);
-            }
             // Forgotten meanwhile: all of it, then.
             debug!(instance, "a history is no longer in memory; reading it again");
-            let execution_id = encode::from_id(tail.execution_id);
-            let events = self.read_with_execution(instance, execution_id).await;
-            let events = events.map_err(|error| error.message)?;
-            if let Some(epoch) = tail.epoch {
-                let mut known = Known::nothing(epoch, tail.execution_id);
-                known.append(events.clone(), events.len() * UNKNOWN_EVENT_BYTES);
-                self.cache.put(instance, known);
-            }
-            return Ok(events);
+            let all = Tail {
+                cached_event_id: 0,
+                events: self.stored_events(instance, tail.execution_id).await?,
+                ..tail
+            };
+            return Box::pin(self.whole_history(instance, None, all, leased)).await;
         };
-        let json_bytes = tail.events.iter().map(String::len).sum();
-        let mut events = decode_events(tail.events, known.events.len())?;
-        events.retain(|event| encode::saturated_id(event.event_id()) > known.last_event_id);
-        if !events.is_empty() || tail.cached_event_id == 0 {
-            known.append(events, json_bytes);
+        let events = decode_events(&tail.events, known.events.len()).map_err(unreadable)?;
+        known.append(events, &tail.events);
+        if self.cache.is_enabled() && (tail.cached_event_id == 0 || !tail.events.is_empty()) {
+            if refuted {
+                self.cache.forget(instance);
+            }
             self.cache.put(instance, known.clone());
         }
         Ok(Arc::unwrap_or_clone(known.events))
+    }
+
+    async fn stored_events(&self, instance: &str, execution_id: i64) -> Result<Vec<String>, ProviderError> {
+        let texts: Option<Vec<String>> = self.value("read_with_execution", instance, &[&execution_id]).await?;
+        Ok(texts.unwrap_or_default())
     }
 
     pub(crate) async fn read_with_execution(
@@ -185,8 +197,8 @@ impl Inner {
     ) -> Result<Vec<Event>, ProviderError> {
         const OPERATION: &str = "read_with_execution";
         let execution_id = encode::id(OPERATION, "execution id", execution_id)?;
-        let texts: Option<Vec<String>> = self.value(OPERATION, instance, &[&execution_id]).await?;
-        decode_events(texts.unwrap_or_default(), 0)
+        let texts = self.stored_events(instance, execution_id).await?;
+        decode_events(&texts, 0)
             .map_err(|error| ProviderError::permanent(OPERATION, format!("instance {instance:?}: {error}")))
     }
 
@@ -199,7 +211,7 @@ impl Inner {
         const OPERATION: &str = "append_with_execution";
         let execution_id = encode::id(OPERATION, "execution id", execution_id)?;
         let events = Events::encode(OPERATION, events)?;
-        self.rows(OPERATION, instance, &[&execution_id, &events.ids, &events.data])
+        self.rows(OPERATION, instance, &[&execution_id, &events.ids, &*events.data])
             .await?;
         Ok(())
     }

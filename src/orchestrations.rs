@@ -12,8 +12,8 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tracing::warn;
 
-use crate::batch::{self, Batched};
-use crate::call::LeaseCall;
+use crate::batch;
+use crate::call::{Answer, LeaseCall};
 use crate::encode;
 use crate::error::CallError;
 use crate::granted::Granted;
@@ -117,6 +117,8 @@ impl Inner {
                         .granted
                         .push(Granted::new(self, Queue::Orchestrator, token, *turn));
                 }
+                // By being dropped it is handed back, and the attempt does not count.
+                Fetched::Unavailable { token } => drop(Granted::new(self, Queue::Orchestrator, token, ())),
                 Fetched::Dropped { instance_id, count } => warn!(
                     instance = instance_id,
                     count, "dropped queue messages for an instance that was never started"
@@ -149,53 +151,46 @@ impl Inner {
             metadata,
             cancelled_activities,
         )?;
-        let json_bytes = ack.events.data.iter().map(String::len).sum();
-        if ack.goes_on()
-            && self
-                .cache
-                .announce(&ack.token.instance_id, ack.execution_id, &history_delta, json_bytes)
-        {
-            ack.node = Some(self.node);
-        }
+        let announced = self.announce_turn(&mut ack, history_delta);
         let ack = Arc::new(ack);
-
-        let failed = match self.turn_acks.submit(self, Arc::clone(&ack)).await {
-            Batched::Answered(Ok(answer)) => Ok(answer),
-            Batched::Answered(Err(error)) => Err(Some(error)),
-            Batched::Alone => Err(None),
-        };
         let lease = ack.token.lease;
-        let answer = match failed {
-            Ok(answer) => crate::call::Answer {
+        let answer = match self.turn_acks.attempt(self, Arc::clone(&ack)).await {
+            Ok(answer) => Answer {
                 result: answer.held(&ack),
                 repeated: false,
             },
             Err(failed) => {
                 let acks = [Arc::clone(&ack)];
                 let columns = TurnAcks::new(&acks);
-                self.caller
+                let answer = self
+                    .caller
                     .call_within_lease(OPERATION, &columns.parameters(), self.turn_lease(&ack), failed)
                     .await
-                    .and_then(|rows| match TurnAnswer::decode(&rows)?.pop() {
-                        Some(answer) => answer.held(&ack),
-                        None => Err(CallError::NoAnswer),
-                    })
+                    .and_then(|rows| TurnAnswer::decode(&rows));
+                self.turns_ended(&acks, answer.result.as_deref());
+                answer.and_then(|mut answers| answers.pop().ok_or(CallError::NoAnswer)?.held(&ack))
             }
         };
-        let answer = self.lease_ended(OPERATION, lease, answer, history_delta.is_empty());
-        match &answer {
-            Ok(_) if ack.node.is_some() => self.cache.confirm(&ack.token.instance_id),
-            _ => self.cache.forget(&ack.token.instance_id),
-        }
-        // An ack that turns out to have committed before says nothing: better one look too many.
-        let due_ms = answer?.map_or(Some(0), |answer| answer.due_ms);
-        if due_ms.is_some() {
-            self.enqueued(Queue::Orchestrator);
-        }
-        if !worker_items.is_empty() {
-            self.enqueued(Queue::Worker);
+        self.lease_ended(OPERATION, lease, answer, ack.events.ids.is_empty())?;
+        if let Some(announced) = announced {
+            announced.confirm();
         }
         Ok(())
+    }
+
+    /// Turns may have left or sent something.
+    fn turns_ended(self: &Arc<Self>, acks: &[Arc<TurnAck>], answers: Result<&[TurnAnswer], &CallError>) {
+        // Whoever does not know better looks once too often.
+        if answers.map_or(true, |answers| {
+            answers
+                .iter()
+                .any(|answer| answer.due_ms.is_some() || answer.done.is_none())
+        }) {
+            self.enqueued(Queue::Orchestrator);
+        }
+        if acks.iter().any(|ack| !ack.activities.items.is_empty()) {
+            self.enqueued(Queue::Worker);
+        }
     }
 
     fn turn_lease<'a>(&'a self, ack: &TurnAck) -> LeaseCall<'a> {
@@ -217,7 +212,10 @@ impl Inner {
                 .caller
                 .call_within_leases("ack_orchestration_item", &columns.parameters(), leases)
                 .await;
-            batch::answers(sent.and_then(|rows| TurnAnswer::decode(&rows)), acks.len())
+            let answers = sent.and_then(|rows| TurnAnswer::decode(&rows));
+            // Here, because a caller may have gone away.
+            self.turns_ended(&acks, answers.as_deref());
+            batch::answers(answers, acks.len())
         }
         .boxed()
     }
@@ -285,19 +283,12 @@ impl Inner {
             // The caller's delay decides, also for a timer.
             messages.visible_at_ms = vec![None];
         }
-        let message = Arc::new(Message {
+        let message = Message {
             columns: messages,
             delay_ms: delay.map(encode::milliseconds),
-        });
-        let sent = match self.messages.submit(self, Arc::clone(&message)).await {
-            Batched::Answered(Err(CallError::InCompany(false))) | Batched::Alone => {
-                self.send_message_columns(&[message]).await.map(|_| ())
-            }
-            Batched::Answered(sent) => sent,
         };
-        sent.map_err(|error| enqueue_error(OPERATION, &error))?;
-        self.enqueued(Queue::Orchestrator);
-        Ok(())
+        let sent = self.messages.tell(self, Arc::new(message)).await;
+        sent.map_err(|error| enqueue_error(OPERATION, &error))
     }
 
     /// Many messages in one call.
@@ -307,6 +298,8 @@ impl Inner {
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
             let sent = self.send_message_columns(&messages).await;
+            // Here, because a caller may have gone away; and also when it is not known whether they arrived.
+            self.enqueued(Queue::Orchestrator);
             batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
         }
         .boxed()

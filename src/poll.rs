@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use duroxide::providers::ProviderError;
 use futures_util::future::BoxFuture;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::granted::Granted;
@@ -72,6 +72,8 @@ struct Group<T> {
     woken: bool,
     /// Nothing is to be found before, unless something happens.
     quiet_until: Instant,
+    /// Tells those who sleep when that has moved closer.
+    sooner: Arc<Notify>,
     next_id: u64,
 }
 
@@ -99,6 +101,7 @@ impl<T> Group<T> {
             sent_at: now,
             woken: false,
             quiet_until: now,
+            sooner: Arc::default(),
             next_id: 0,
         }
     }
@@ -195,10 +198,10 @@ impl<R: Request> Line<R> {
         }
     }
 
-    fn register(&self, inner: &Arc<Inner>, request: &R, impatient: bool) -> (u64, oneshot::Receiver<Answer<R::Item>>) {
+    fn register(&self, inner: &Arc<Inner>, request: &R, impatient: bool) -> Registered<R::Item> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
-        let (id, look) = {
+        let (id, sooner, look) = {
             let mut groups = self.lock();
             if groups.len() > SWEEP_ABOVE {
                 groups.retain(|_, group| !group.waiters.is_empty() || group.looks > 0);
@@ -212,10 +215,14 @@ impl<R: Request> Line<R> {
                 look: None,
                 answer,
             });
-            (id, group.due_look(now))
+            (id, Arc::clone(&group.sooner), group.due_look(now))
         };
         send_look(inner, request, look);
-        (id, receiver)
+        Registered {
+            id,
+            answer: receiver,
+            sooner,
+        }
     }
 
     /// Sends a look if one is due. Returns when the next will be, if nothing happens.
@@ -282,7 +289,10 @@ impl<R: Request> Line<R> {
                             None if !nothing => CONFIRMATION,
                             next => next.unwrap_or(Duration::MAX).min(inner.waker.fallback()),
                         };
-                        group.quiet_until = now + nap;
+                        let was_quiet_until = std::mem::replace(&mut group.quiet_until, now + nap);
+                        if group.quiet_until < was_quiet_until {
+                            group.sooner.notify_waiters();
+                        }
                         group.dismiss(sent.id, found.ask_anew, || match found.ask_anew {
                             true => Answer::AskAnew,
                             false => Answer::Nothing,
@@ -321,6 +331,13 @@ fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>) {
             look.land(found);
         });
     }
+}
+
+/// A place among those who wait.
+struct Registered<T> {
+    id: u64,
+    answer: oneshot::Receiver<Answer<T>>,
+    sooner: Arc<Notify>,
 }
 
 /// Which look it is, and for how many.
@@ -367,9 +384,12 @@ impl Inner {
         if impatient {
             deadline = now + Duration::from_secs(3600);
         }
-        let (id, answer) = R::line(self).register(self, request, impatient);
+        let Registered { id, answer, sooner } = R::line(self).register(self, request, impatient);
         let mut answer = pin!(answer);
         loop {
+            // Registered before the time is read, so that no change of it is missed.
+            let mut moved = pin!(sooner.notified());
+            moved.as_mut().enable();
             let next = R::line(self).look_if_due(self, request);
             tokio::select! {
                 biased;
@@ -380,6 +400,7 @@ impl Inner {
                     // Without an answer: the runtime is shutting down.
                     Ok(Answer::Nothing) | Err(_) => Ok(Fetch::Nothing),
                 },
+                () = moved => {}
                 () = tokio::time::sleep_until(deadline.min(next)) => {}
             }
             if Instant::now() >= deadline {

@@ -21,9 +21,21 @@ pub(crate) type Turn = (OrchestrationItem, String, u32);
 
 /// One row of `fetch_orchestration_item`.
 pub(crate) enum Fetched {
-    Turn { lease: Uuid, turn: Box<Turn> },
-    Dropped { instance_id: String, count: i32 },
-    Nothing { next: Option<Duration> },
+    Turn {
+        lease: Uuid,
+        turn: Box<Turn>,
+    },
+    /// Leased, but its history could not be had right now.
+    Unavailable {
+        token: String,
+    },
+    Dropped {
+        instance_id: String,
+        count: i32,
+    },
+    Nothing {
+        next: Option<Duration>,
+    },
 }
 
 impl Inner {
@@ -69,10 +81,16 @@ impl Inner {
                     cached_event_id: row.try_get("cached_event_id")?,
                     events: texts(row, "history")?,
                 };
-                match self.whole_history(&instance_id, None, tail).await {
+                match self.whole_history(&instance_id, None, tail, true).await {
                     Ok(history) => history,
+                    // Trouble that passes is not the instance's fault.
+                    Err(error) if error.is_retryable() => {
+                        return Ok(Fetched::Unavailable {
+                            token: token.to_string(),
+                        });
+                    }
                     Err(error) => {
-                        history_error = Some(error);
+                        history_error = Some(error.message);
                         Vec::new()
                     }
                 }

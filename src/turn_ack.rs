@@ -25,7 +25,7 @@ pub(crate) struct TurnAck {
     pub(crate) messages: Messages,
     /// The process, if it keeps the history in memory.
     pub(crate) node: Option<Uuid>,
-    id: Uuid,
+    pub(crate) id: Uuid,
     kv: KvChanges,
     cancelled: Cancelled,
     status: Option<String>,
@@ -161,7 +161,7 @@ impl batch::Request for TurnAck {
     }
 
     fn bytes(&self) -> usize {
-        [&self.events.data, &self.activities.items, &self.messages.items]
+        [&*self.events.data, &self.activities.items, &self.messages.items]
             .into_iter()
             .flatten()
             .map(String::len)
@@ -248,7 +248,12 @@ impl<'a> TurnAcks<'a> {
         self.first_event_ids.push(ack.events.ids.first().copied());
         self.last_event_ids.push(ack.events.ids.iter().max().copied());
 
-        add(turn, &mut self.event_turns, &mut self.event_data, &ack.events.data);
+        add(
+            turn,
+            &mut self.event_turns,
+            &mut self.event_data,
+            ack.events.data.as_slice(),
+        );
         self.event_ids.extend(&ack.events.ids);
 
         add(turn, &mut self.kv_turns, &mut self.kv_keys, &ack.kv.keys);

@@ -1,11 +1,12 @@
 -- All events of the latest execution of each given instance, in order; one row an instance, in the order given.
--- Of a history that the caller has in memory (its epoch, execution and last event id) only later events are returned,
--- unless it has changed other than by appending: cached_event_id says what the answer adds to, 0 when it is complete.
+-- Of a history that the caller has in memory (its epoch, execution and last event) only later events are returned,
+-- unless it has changed other than by appending, or this server does not know that event: cached_event_id says what the answer adds to, 0 when it is complete.
 create or replace function read(
     p_instance_ids  text[],
     p_epochs        bigint[],
     p_execution_ids bigint[],
-    p_event_ids     bigint[]
+    p_event_ids     bigint[],
+    p_event_data    text[]
 ) returns table (history_epoch bigint, execution_id bigint, cached_event_id bigint, history text[])
 language plpgsql stable
 as $$
@@ -20,8 +21,8 @@ begin
                        and h.execution_id = l.execution_id
                        and h.event_id > c.event_id
                      order by h.event_id) as e)
-      from unnest(p_instance_ids, p_epochs, p_execution_ids, p_event_ids)
-           with ordinality as t (instance_id, epoch, execution_id, event_id, position)
+      from unnest(p_instance_ids, p_epochs, p_execution_ids, p_event_ids, p_event_data)
+           with ordinality as t (instance_id, epoch, execution_id, event_id, event_data, position)
       left join mailboxes as m on m.instance_id = t.instance_id
      cross join lateral (
            select coalesce((select e.execution_id
@@ -33,6 +34,11 @@ begin
            offset 0) as l
      cross join lateral (
            select case when m.history_epoch = t.epoch and l.execution_id = t.execution_id
+                        and exists (select from history as h
+                                     where h.instance_id = t.instance_id
+                                       and h.execution_id = t.execution_id
+                                       and h.event_id = t.event_id
+                                       and h.event_data = t.event_data)
                        then t.event_id else 0 end as event_id
            offset 0) as c
      order by t.position;

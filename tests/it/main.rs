@@ -14,6 +14,7 @@ mod outages;
 mod plans;
 mod privileges;
 mod proxy;
+mod races;
 mod random_mix;
 mod round_trips;
 mod support;

@@ -188,7 +188,8 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
         for (name, call) in [
             (
                 "read",
-                "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[])",
+                "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[], \
+                 array[null, null]::text[])",
             ),
             (
                 "get_custom_status",

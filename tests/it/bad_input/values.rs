@@ -120,7 +120,8 @@ async fn payloads_round_trip_whatever_they_contain() {
             *input = value.to_string();
         }
         p.enqueue_for_orchestrator(start.clone(), None).await.expect("enqueue");
-        let (item, token, _) = turn(p, LOCK).await;
+        // Long, because a debug build takes its time over the huge one.
+        let (item, token, _) = turn(p, LOCK * 10).await;
         assert_eq!(item.messages, vec![start]);
         let set = EventKind::KeyValueSet {
             key: "k".to_string(),
