@@ -18,6 +18,8 @@ use crate::turn_ack::TurnAck;
 const LARGEST_PART: usize = 8;
 /// What an entry takes beside its events.
 const ENTRY_BYTES: usize = 256;
+/// What an event takes beside its text: itself, and what the allocator adds.
+const EVENT_BYTES: usize = size_of::<Event>() + 96;
 
 /// All events of an execution up to some point.
 #[derive(Clone)]
@@ -49,7 +51,7 @@ impl Known {
         let (Some(last), Some(text)) = (events.last(), texts.last()) else {
             return;
         };
-        self.bytes += texts.iter().map(String::len).sum::<usize>() + text.len() + events.len() * size_of::<Event>();
+        self.bytes += texts.iter().map(String::len).sum::<usize>() + text.len() + events.len() * EVENT_BYTES;
         self.last_event_id = encode::saturated_id(last.event_id());
         self.last_text = text.as_str().into();
         Arc::make_mut(&mut self.events).extend(events);

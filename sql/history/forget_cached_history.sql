@@ -6,10 +6,16 @@ create or replace function forget_cached_history() returns trigger
 language plpgsql
 as $$
 begin
-    update mailboxes as m
-       set history_epoch = default,
-           cached_by = null
-     where m.instance_id = old.instance_id;
+    if tg_op = 'TRUNCATE' then
+        update mailboxes as m
+           set history_epoch = default,
+               cached_by = null;
+    else
+        update mailboxes as m
+           set history_epoch = default,
+               cached_by = null
+         where m.instance_id in (old.instance_id, new.instance_id);
+    end if;
     return null;
 end
 $$
@@ -19,6 +25,11 @@ set search_path from current;
 create or replace trigger history_updated
     after update on history
     for each row
+    execute function forget_cached_history();
+
+create or replace trigger history_truncated
+    after truncate on history
+    for each statement
     execute function forget_cached_history();
 
 create or replace trigger history_deleted
