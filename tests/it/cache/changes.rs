@@ -149,17 +149,19 @@ enum Change {
     DeleteFirst,
     DeleteLast,
     DeleteAll,
+    Truncate,
     InsertLater,
     /// An id between others: there is a gap for it.
     AppendEarlier,
 }
 
 impl Change {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Update,
         Self::DeleteFirst,
         Self::DeleteLast,
         Self::DeleteAll,
+        Self::Truncate,
         Self::InsertLater,
         Self::AppendEarlier,
     ];
@@ -183,6 +185,10 @@ impl Change {
             Self::DeleteFirst => world.execute("delete from history where event_id = 1", &[]).await,
             Self::DeleteLast => world.execute("delete from history where event_id = 4", &[]).await,
             Self::DeleteAll => world.execute("delete from history", &[]).await,
+            Self::Truncate => {
+                let truncated = world.admin.batch_execute("truncate history").await;
+                truncated.expect("truncate");
+            }
             Self::InsertLater => {
                 let insert =
                     "insert into history (instance_id, execution_id, event_id, event_data) values ($1, 1, 9, $2)";
