@@ -102,8 +102,7 @@ impl Inner {
         let started = Instant::now();
         let left = || poll_timeout.saturating_sub(started.elapsed());
         if own.tags.as_ref().is_some_and(Vec::is_empty) {
-            // Nothing will ever fit, but the caller counts on being held up.
-            tokio::time::sleep(if self.long_poll { poll_timeout } else { Duration::ZERO }).await;
+            self.wait_in_vain(poll_timeout).await;
             return Ok(None);
         }
         if session.is_some() && !self.has_sessions(&own.tags) {

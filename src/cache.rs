@@ -121,12 +121,9 @@ impl HistoryCache {
     /// All events up to `event_id`, which the database says this process has.
     pub(crate) fn get_up_to(&self, instance: &str, epoch: i64, execution_id: i64, event_id: i64) -> Option<Known> {
         let mut state = self.lock();
-        let known = state.get(instance).filter(|known| known.epoch == epoch);
-        if let Some(known) = &known
-            && known.is_of(epoch, execution_id)
-            && known.last_event_id == event_id
-        {
-            return Some(known.clone());
+        let known = state.get(instance).filter(|known| known.is_of(epoch, execution_id));
+        if known.as_ref().is_some_and(|known| known.last_event_id == event_id) {
+            return known;
         }
         // The answer to the ack that added them is still under way. Of two that could have, nobody knows which did.
         let mut candidates = state.announced.get(instance)?.iter().filter(|announced| {
@@ -137,7 +134,7 @@ impl HistoryCache {
         };
         let mut known = match announced.after_event_id {
             0 => Known::nothing(epoch, execution_id),
-            after => known.filter(|known| known.is_of(epoch, execution_id) && known.last_event_id == after)?,
+            after => known.filter(|known| known.last_event_id == after)?,
         };
         known.append(announced.events.clone(), &announced.texts);
         Some(known)
@@ -246,8 +243,7 @@ impl State {
 
     fn put(&mut self, limit: usize, instance: &str, known: Known) {
         if let Some(entry) = self.entries.get(instance)
-            && entry.known.epoch == known.epoch
-            && entry.known.execution_id == known.execution_id
+            && entry.known.is_of(known.epoch, known.execution_id)
             && entry.known.last_event_id > known.last_event_id
         {
             // An answer that was overtaken.

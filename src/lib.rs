@@ -27,6 +27,7 @@ mod sessions;
 mod token;
 mod turn;
 mod turn_ack;
+mod waiters;
 mod wake;
 mod work_item;
 

@@ -65,8 +65,7 @@ impl Inner {
         filter: Option<&DispatcherCapabilityFilter>,
     ) -> Result<Option<Turn>, ProviderError> {
         let Some((min_version, max_version)) = version_range(filter) else {
-            // Nothing will ever fit, but the caller counts on being held up.
-            tokio::time::sleep(if self.long_poll { poll_timeout } else { Duration::ZERO }).await;
+            self.wait_in_vain(poll_timeout).await;
             return Ok(None);
         };
         let request = TurnRequest {

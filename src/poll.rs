@@ -5,7 +5,7 @@
 //! one. A look that brought too little tells when the next is worth it; until then only a wake-up causes another,
 //! however many callers come and go.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::hash::Hash;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,16 +18,13 @@ use tokio::time::Instant;
 
 use crate::granted::Granted;
 use crate::inner::Inner;
+use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
 
-/// The most items one look asks for.
-const MAX_ITEMS: usize = 64;
-/// A look that takes longer has met something heavy, or a slow line: those who wait send another.
-const SLOW_LOOK: Duration = Duration::from_millis(20);
 /// When to look again after a look that brought less than it was for: only one that brings nothing tells how long
 /// nothing is to be expected.
 const CONFIRMATION: Duration = Duration::from_millis(5);
-/// The most looks of a group on the wire.
-const MAX_LOOKS: usize = 4;
+/// Longer than any look is on the wire.
+const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
 /// Groups beyond this are swept of those nobody waits in.
 const SWEEP_ABOVE: usize = 64;
 
@@ -61,114 +58,6 @@ pub(crate) enum Fetch<T> {
 /// All fetches of one kind, by what they ask for.
 pub(crate) struct Line<R: Request> {
     groups: Mutex<HashMap<R, Group<R::Item>>>,
-}
-
-struct Group<T> {
-    waiters: VecDeque<Waiter<T>>,
-    /// Looks on the wire, and when the last of them was sent.
-    looks: usize,
-    sent_at: Instant,
-    /// Whether something happened since the last look was sent.
-    woken: bool,
-    /// Nothing is to be found before, unless something happens.
-    quiet_until: Instant,
-    /// Tells those who sleep when that has moved closer.
-    sooner: Arc<Notify>,
-    next_id: u64,
-}
-
-struct Waiter<T> {
-    id: u64,
-    /// Does not wait for work: one look decides.
-    impatient: bool,
-    /// The look on the wire that is for it, if any.
-    look: Option<u64>,
-    answer: oneshot::Sender<Answer<T>>,
-}
-
-enum Answer<T> {
-    Granted(Granted<T>),
-    Nothing,
-    AskAnew,
-    Failed(ProviderError),
-}
-
-impl<T> Group<T> {
-    fn new(now: Instant) -> Self {
-        Self {
-            waiters: VecDeque::new(),
-            looks: 0,
-            sent_at: now,
-            woken: false,
-            quiet_until: now,
-            sooner: Arc::default(),
-            next_id: 0,
-        }
-    }
-
-    /// If those who wait need a look beside those on the wire, counts it as sent.
-    fn due_look(&mut self, now: Instant) -> Option<Sent> {
-        self.waiters.retain(|waiter| !waiter.answer.is_closed());
-        let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
-        let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
-        if !may_look
-            || news.peek().is_none()
-            || !(self.woken || self.quiet_until <= now || news.any(|waiter| waiter.impatient))
-        {
-            return None;
-        }
-        self.looks += 1;
-        self.sent_at = now;
-        self.woken = false;
-        self.next_id += 1;
-        let mut wanted = 0;
-        for waiter in self
-            .waiters
-            .iter_mut()
-            .filter(|waiter| waiter.look.is_none())
-            .take(MAX_ITEMS)
-        {
-            waiter.look = Some(self.next_id);
-            wanted += 1;
-        }
-        Some(Sent {
-            id: self.next_id,
-            wanted,
-        })
-    }
-
-    /// Gives an item to somebody the look was for, else to whoever waits longest. Returns it if nobody is left.
-    fn hand_out(&mut self, look: u64, granted: Granted<T>) -> Option<Granted<T>> {
-        let mut granted = granted;
-        loop {
-            let own = self.waiters.iter().position(|waiter| waiter.look == Some(look));
-            let Some(waiter) = self.waiters.remove(own.unwrap_or(0)) else {
-                return Some(granted);
-            };
-            match waiter.answer.send(Answer::Granted(granted)) {
-                Err(Answer::Granted(back)) => granted = back,
-                _ => return None,
-            }
-        }
-    }
-
-    /// Those who go on waiting are no longer waiting for this look.
-    fn release(&mut self, look: u64) {
-        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.look == Some(look)) {
-            waiter.look = None;
-        }
-    }
-
-    /// Answers those for whom a look decided: the impatient ones, or all that it was for.
-    fn dismiss(&mut self, look: u64, all: bool, answer: impl Fn() -> Answer<T>) {
-        for waiter in std::mem::take(&mut self.waiters) {
-            if waiter.look == Some(look) && (all || waiter.impatient) {
-                let _ = waiter.answer.send(answer());
-            } else {
-                self.waiters.push_back(waiter);
-            }
-        }
-    }
 }
 
 impl<R: Request> Default for Line<R> {
@@ -340,13 +229,6 @@ struct Registered<T> {
     sooner: Arc<Notify>,
 }
 
-/// Which look it is, and for how many.
-#[derive(Clone, Copy)]
-struct Sent {
-    id: u64,
-    wanted: usize,
-}
-
 /// A look on the wire. It lands also when its task is cancelled because the runtime shuts down.
 struct Look<R: Request> {
     inner: Arc<Inner>,
@@ -371,19 +253,28 @@ impl<R: Request> Drop for Look<R> {
 }
 
 impl Inner {
+    /// How long a fetch waits for work.
+    fn waits(&self, poll_timeout: Duration) -> Duration {
+        if self.long_poll { poll_timeout } else { Duration::ZERO }
+    }
+
+    /// For a fetch that nothing will ever fit: its caller counts on being held up.
+    pub(crate) async fn wait_in_vain(&self, poll_timeout: Duration) {
+        tokio::time::sleep(self.waits(poll_timeout)).await;
+    }
+
     /// Fetches one item, waiting for it as long as `poll_timeout` says.
     pub(crate) async fn fetch<R: Request>(
         self: &Arc<Self>,
         request: &R,
         poll_timeout: Duration,
     ) -> Result<Fetch<R::Item>, ProviderError> {
-        let poll_timeout = if self.long_poll { poll_timeout } else { Duration::ZERO };
+        let poll_timeout = self.waits(poll_timeout);
         let now = Instant::now();
-        let mut deadline = now.checked_add(poll_timeout).unwrap_or(now + Duration::from_secs(3600));
         let impatient = poll_timeout.is_zero();
-        if impatient {
-            deadline = now + Duration::from_secs(3600);
-        }
+        // Who does not wait is answered by the look that is sent for it.
+        let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
+        let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
         let Registered { id, answer, sooner } = R::line(self).register(self, request, impatient);
         let mut answer = pin!(answer);
         loop {
@@ -407,7 +298,7 @@ impl Inner {
                 if R::line(self).withdraw(request, id) {
                     return Ok(Fetch::Nothing);
                 }
-                deadline += Duration::from_secs(3600);
+                deadline += UNTIL_ANSWERED;
             }
         }
     }

@@ -1,0 +1,134 @@
+//! A group of waiting fetches: when it needs a look, and who gets what the look brings.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use duroxide::providers::ProviderError;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use crate::granted::Granted;
+
+/// The most items one look asks for.
+const MAX_ITEMS: usize = 64;
+/// A look that takes longer has met something heavy, or a slow line: those who wait send another.
+pub(crate) const SLOW_LOOK: Duration = Duration::from_millis(20);
+/// The most looks of a group on the wire.
+const MAX_LOOKS: usize = 4;
+
+/// Those of a process who wait for the same thing.
+pub(crate) struct Group<T> {
+    pub(crate) waiters: VecDeque<Waiter<T>>,
+    /// Looks on the wire, and when the last of them was sent.
+    pub(crate) looks: usize,
+    sent_at: Instant,
+    /// Whether something happened since the last look was sent.
+    pub(crate) woken: bool,
+    /// Nothing is to be found before, unless something happens.
+    pub(crate) quiet_until: Instant,
+    /// Tells those who sleep when that has moved closer.
+    pub(crate) sooner: Arc<Notify>,
+    pub(crate) next_id: u64,
+}
+
+pub(crate) struct Waiter<T> {
+    pub(crate) id: u64,
+    /// Does not wait for work: one look decides.
+    pub(crate) impatient: bool,
+    /// The look on the wire that is for it, if any.
+    pub(crate) look: Option<u64>,
+    pub(crate) answer: oneshot::Sender<Answer<T>>,
+}
+
+pub(crate) enum Answer<T> {
+    Granted(Granted<T>),
+    Nothing,
+    AskAnew,
+    Failed(ProviderError),
+}
+
+impl<T> Group<T> {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            waiters: VecDeque::new(),
+            looks: 0,
+            sent_at: now,
+            woken: false,
+            quiet_until: now,
+            sooner: Arc::default(),
+            next_id: 0,
+        }
+    }
+
+    /// If those who wait need a look beside those on the wire, counts it as sent.
+    pub(crate) fn due_look(&mut self, now: Instant) -> Option<Sent> {
+        self.waiters.retain(|waiter| !waiter.answer.is_closed());
+        let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
+        let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
+        if !may_look
+            || news.peek().is_none()
+            || !(self.woken || self.quiet_until <= now || news.any(|waiter| waiter.impatient))
+        {
+            return None;
+        }
+        self.looks += 1;
+        self.sent_at = now;
+        self.woken = false;
+        self.next_id += 1;
+        let mut wanted = 0;
+        for waiter in self
+            .waiters
+            .iter_mut()
+            .filter(|waiter| waiter.look.is_none())
+            .take(MAX_ITEMS)
+        {
+            waiter.look = Some(self.next_id);
+            wanted += 1;
+        }
+        Some(Sent {
+            id: self.next_id,
+            wanted,
+        })
+    }
+
+    /// Gives an item to somebody the look was for, else to whoever waits longest. Returns it if nobody is left.
+    pub(crate) fn hand_out(&mut self, look: u64, granted: Granted<T>) -> Option<Granted<T>> {
+        let mut granted = granted;
+        loop {
+            let own = self.waiters.iter().position(|waiter| waiter.look == Some(look));
+            let Some(waiter) = self.waiters.remove(own.unwrap_or(0)) else {
+                return Some(granted);
+            };
+            match waiter.answer.send(Answer::Granted(granted)) {
+                Err(Answer::Granted(back)) => granted = back,
+                _ => return None,
+            }
+        }
+    }
+
+    /// Those who go on waiting are no longer waiting for this look.
+    pub(crate) fn release(&mut self, look: u64) {
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.look == Some(look)) {
+            waiter.look = None;
+        }
+    }
+
+    /// Answers those for whom a look decided: the impatient ones, or all that it was for.
+    pub(crate) fn dismiss(&mut self, look: u64, all: bool, answer: impl Fn() -> Answer<T>) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            if waiter.look == Some(look) && (all || waiter.impatient) {
+                let _ = waiter.answer.send(answer());
+            } else {
+                self.waiters.push_back(waiter);
+            }
+        }
+    }
+}
+
+/// Which look it is, and for how many.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    pub(crate) id: u64,
+    pub(crate) wanted: usize,
+}
