@@ -1,17 +1,21 @@
 //! The only place that checks out a connection, prepares a statement, retries and traces.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{Instrument, debug, debug_span, warn};
 use uuid::Uuid;
 
 use crate::error::CallError;
+use crate::follow::Follow;
 use crate::lease::Leases;
 
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -100,18 +104,53 @@ impl Caller {
 
     /// Calls a function once, on an ordinary connection.
     pub(crate) async fn call(&self, function: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
+        self.call_followed(function, parameters, None).await
+    }
+
+    /// As [`call`](Self::call), with looks right behind it.
+    pub(crate) async fn call_followed(
+        &self,
+        function: &str,
+        parameters: Parameters<'_>,
+        follow: Option<&Follow>,
+    ) -> Result<Vec<Row>, CallError> {
         let span = debug_span!("duroxide_postgres", function);
         async {
-            let _permit = self.permit().await?;
-            self.attempt(function, parameters, &AtomicBool::default()).await
+            let permit = self.permit().await?;
+            let connection = self.connection(Some(permit)).await?;
+            self.attempt(&connection, function, parameters, &AtomicBool::default(), follow)
+                .await
         }
         .instrument(span)
         .await
     }
 
+    /// Calls a function once, on a connection that has another call on the wire.
+    pub(crate) async fn call_behind(
+        &self,
+        connection: &Connection,
+        function: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, CallError> {
+        self.attempt(connection, function, parameters, &AtomicBool::default(), None)
+            .instrument(debug_span!("duroxide_postgres", function))
+            .await
+    }
+
+    async fn connection(&self, permit: Option<OwnedSemaphorePermit>) -> Result<Connection, CallError> {
+        if self.is_closed() {
+            return Err(CallError::Closed);
+        }
+        Ok(Connection(Arc::new(Checkout {
+            object: Some(self.pool.get().await?),
+            open: AtomicUsize::new(0),
+            _permit: permit,
+        })))
+    }
+
     /// Waits for an ordinary connection no longer than the pool would let it.
-    async fn permit(&self) -> Result<SemaphorePermit<'_>, CallError> {
-        let waiting = self.ordinary.acquire();
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, CallError> {
+        let waiting = Arc::clone(&self.ordinary).acquire_owned();
         let permit = match self.pool.timeouts().wait {
             Some(limit) => tokio::time::timeout(limit, waiting)
                 .await
@@ -150,7 +189,7 @@ impl Caller {
                     Some(error) => Err(error),
                     None => {
                         let timeout = lease.attempt_timeout(time_left(&end));
-                        self.attempt_within(timeout, function, parameters).await
+                        self.attempt_within(timeout, function, parameters, None).await
                     }
                 };
                 if let Err(error) = &result
@@ -183,12 +222,13 @@ impl Caller {
         .await
     }
 
-    /// One attempt of a call that is about many leases at once, on a reserved connection.
+    /// One attempt of a call that is about many leases at once, on a reserved connection, with looks right behind it.
     pub(crate) async fn call_within_leases<'a>(
         &self,
         function: &str,
         parameters: Parameters<'_>,
         leases: impl Iterator<Item = LeaseCall<'a>>,
+        follow: &Follow,
     ) -> Result<Vec<Row>, CallError> {
         let mut bytes = 0;
         let mut shortest = ATTEMPT_TIMEOUT;
@@ -197,20 +237,25 @@ impl Caller {
             shortest =
                 shortest.min(LeaseCall { bytes, ..lease }.attempt_timeout(time_left(lease.leases.end_of(lease.id))));
         }
-        self.attempt_within(shortest, function, parameters)
+        self.attempt_within(shortest, function, parameters, Some(follow))
             .instrument(debug_span!("duroxide_postgres", function))
             .await
     }
 
-    /// As [`attempt`](Self::attempt), but gives up after a time.
+    /// One attempt on a reserved connection, given up after a time.
     async fn attempt_within(
         &self,
         timeout: Duration,
         function: &str,
         parameters: Parameters<'_>,
+        follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
         let sent = AtomicBool::new(false);
-        match tokio::time::timeout(timeout, self.attempt(function, parameters, &sent)).await {
+        let attempt = async {
+            let connection = self.connection(None).await?;
+            self.attempt(&connection, function, parameters, &sent, follow).await
+        };
+        match tokio::time::timeout(timeout, attempt).await {
             Ok(result) => result,
             Err(_) => {
                 // Perhaps the server is gone and nobody said so. Then the connections that have been idle since
@@ -228,40 +273,49 @@ impl Caller {
     /// `sent` tells, also when this is dropped, whether the call was sent.
     async fn attempt(
         &self,
+        connection: &Connection,
         function: &str,
         parameters: Parameters<'_>,
         sent: &AtomicBool,
+        follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
-        if self.is_closed() {
-            return Err(CallError::Closed);
-        }
-        let mut connection = Checkout::new(self.pool.get().await?);
-        let mut result = self.execute(connection.client(), function, parameters, sent).await;
+        connection.call_begins();
+        let mut result = self.execute(connection, function, parameters, sent, follow).await;
         if result.as_ref().is_err_and(CallError::is_stale_statement) {
             // The functions were deployed anew since this connection prepared its statement.
             debug!("{function} was deployed anew; preparing it again");
             connection.client().statement_cache.clear();
-            result = self.execute(connection.client(), function, parameters, sent).await;
+            result = self.execute(connection, function, parameters, sent, None).await;
         }
         if !result.as_ref().is_err_and(CallError::spoils_connection) {
-            connection.keep();
+            connection.call_ended();
         }
         result
     }
 
     async fn execute(
         &self,
-        client: &Object,
+        connection: &Connection,
         function: &str,
         parameters: Parameters<'_>,
         sent: &AtomicBool,
+        follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
+        let client = connection.client();
         let statement = client
             .prepare_cached(&self.statement(function, parameters.len()))
             .await
             .map_err(CallError::unprepared)?;
         sent.store(true, Ordering::Relaxed);
-        Ok(client.query(&statement, parameters).await?)
+        let mut answer = pin!(client.query(&statement, parameters));
+        if let Some(follow) = follow {
+            // Asked for once, it is on the wire: only now can anything be behind it.
+            if let Poll::Ready(rows) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await {
+                return Ok(rows?);
+            }
+            follow.sent(connection);
+        }
+        Ok(answer.await?)
     }
 
     fn statement(&self, function: &str, parameters: usize) -> String {
@@ -278,34 +332,37 @@ impl Caller {
     }
 }
 
-/// A connection that goes back to the pool only when it was left in a known state: a caller that is
-/// dropped, or gave up waiting, must not leave the next one queueing behind its statement.
+/// A connection of the pool, and the calls on it.
+#[derive(Clone)]
+pub(crate) struct Connection(Arc<Checkout>);
+
+/// It goes back to the pool only when it was left in a known state: a caller that is dropped, or gave up waiting, must
+/// not leave the next one queueing behind its statement.
 struct Checkout {
     object: Option<Object>,
-    keep: bool,
+    /// Calls that have not ended, or ended badly.
+    open: AtomicUsize,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Checkout {
-    fn new(object: Object) -> Self {
-        Self {
-            object: Some(object),
-            keep: false,
-        }
-    }
-
+impl Connection {
     fn client(&self) -> &Object {
         // Taken only in `drop`.
-        self.object.as_ref().unwrap_or_else(|| unreachable!())
+        self.0.object.as_ref().unwrap_or_else(|| unreachable!())
     }
 
-    fn keep(&mut self) {
-        self.keep = true;
+    fn call_begins(&self) {
+        self.0.open.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn call_ended(&self) {
+        self.0.open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Drop for Checkout {
     fn drop(&mut self) {
-        if let (Some(object), false) = (self.object.take(), self.keep) {
+        if let (Some(object), 1..) = (self.object.take(), *self.open.get_mut()) {
             drop(Object::take(object));
         }
     }
