@@ -1,0 +1,9 @@
+-- The values (KV) of each instance, as its current execution sees them. U+0001 as in instance_payloads.
+create or replace view instance_values as
+select d.instance_id, d.key, d.value, timestamp_from_ms(d.last_updated_at_ms) as updated_at
+  from kv_delta as d
+ where d.value is not null
+union all
+select s.instance_id, s.key, s.value, timestamp_from_ms(s.last_updated_at_ms)
+  from kv_store as s
+ where not exists (select from kv_delta as d where d.instance_id = s.instance_id and d.key = s.key);
