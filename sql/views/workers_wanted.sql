@@ -14,7 +14,7 @@ declare
     v_turns          bigint;
     v_activities     bigint;
 begin
-    if not (p_turns > 0 and p_activities > 0 and p_ahead_ms >= 0) then
+    if (p_turns > 0 and p_activities > 0 and p_ahead_ms >= 0) is not true then
         raise exception 'a worker runs at least one turn and one activity, and p_ahead_ms is not negative'
             using errcode = '22023';
     end if;

@@ -83,6 +83,53 @@ pub(super) enum Command {
         #[arg(long)]
         force: bool,
     },
+
+    /// Deletes what is old, batch by batch. Can be interrupted, and run again to go on.
+    #[command(subcommand)]
+    Prune(PruneCommand),
+
+    /// Looks for trouble: server, settings, clock, pooler, privileges, indexes, vacuum, connections, schema.
+    ///
+    /// Each finding comes with the command that fixes it. Exits with 1 if there are errors.
+    Doctor,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum PruneCommand {
+    /// Deletes instances that completed or failed, with all below them; none that runs, or has one below it that does.
+    Instances {
+        /// Those that ended at least this long ago: 30s, 15m, 12h, 7d.
+        #[arg(long, value_parser = duration, value_name = "TIME")]
+        older_than: Option<i64>,
+
+        #[command(flatten)]
+        batch: Prune,
+    },
+
+    /// Deletes old executions of instances that continued as new; never the current one.
+    Executions {
+        /// Keeps this many of the latest executions of each instance.
+        #[arg(long, value_name = "N")]
+        keep_last: Option<u32>,
+
+        /// Only those that ended at least this long ago.
+        #[arg(long, value_parser = duration, value_name = "TIME")]
+        older_than: Option<i64>,
+
+        #[command(flatten)]
+        batch: Prune,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Prune {
+    /// How many root instances, or executions, a transaction deletes at most.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000), value_name = "N")]
+    pub(super) batch_size: u32,
+
+    /// Says how many there are, and deletes nothing.
+    #[arg(long)]
+    pub(super) dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,9 +6,11 @@
 mod act;
 mod arguments;
 mod connection;
+mod doctor;
 mod grant;
 mod instances;
 mod output;
+mod prune;
 mod schema;
 mod show;
 mod status;
@@ -53,6 +55,8 @@ async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
         }
         Command::Cancel { instance, reason } => act::cancel(&Connection::open(arguments)?, instance, reason).await,
         Command::Raise(raise) => act::raise(&Connection::open(arguments)?, raise).await,
+        Command::Doctor => doctor::run(&Connection::open(arguments)?).await,
+        Command::Prune(prune) => prune::run(&Connection::open(arguments)?, prune).await,
         Command::Delete { instance, force } => act::delete(&Connection::open(arguments)?, instance, *force).await,
     }
 }

@@ -61,23 +61,21 @@ pub(super) struct Failure {
 
 impl Failure {
     pub(super) fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            code: 1,
-        }
+        Self::with_code(message, 1)
     }
 
     pub(super) fn usage(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            code: 2,
-        }
+        Self::with_code(message, 2)
     }
 
     pub(super) fn unreachable(message: impl Into<String>) -> Self {
+        Self::with_code(message, 3)
+    }
+
+    pub(super) fn with_code(message: impl Into<String>, code: u8) -> Self {
         Self {
             message: message.into(),
-            code: 3,
+            code,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `status` and `watch`: how the whole schema is doing.
 
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -23,15 +24,22 @@ pub(super) async fn watch(connection: &Connection, watch: &Watch, json: bool) ->
     let mut interval = tokio::time::interval(Duration::from_millis(watch.every.max(100).unsigned_abs()));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut left = watch.times;
+    let on_terminal = io::stdout().is_terminal();
+    let mut clear = "\x1b[2J";
     while left != Some(0) {
         interval.tick().await;
         let status = Status::read(connection).await?;
         let shown = if json {
             print(&format!("{}\n", status.json))?
         } else {
-            // Home, the text, and nothing after it: without clearing first, so that it does not flicker.
-            let text = status.text(connection.schema.as_str()).replace('\n', "\x1b[K\n");
-            print(&format!("\x1b[H{text}\x1b[J"))?
+            let text = status.text(connection.schema.as_str());
+            if on_terminal {
+                // Over the one before, then nothing: cleared first, it would flicker.
+                let text = text.replace('\n', "\x1b[K\n");
+                print(&format!("{}\x1b[H{text}\x1b[J", std::mem::take(&mut clear)))?
+            } else {
+                print(&format!("{text}\n"))?
+            }
         };
         if !shown {
             break;

@@ -191,6 +191,20 @@ pub(crate) async fn find_drift(client: &Client, schema: &SchemaName) -> Result<D
     Ok(drift::compare(EXPECTED, &describe_schema(client, schema).await?))
 }
 
+/// Creates an index of ours, beside running work.
+#[cfg(feature = "cli")]
+pub(crate) fn index_statement(schema: &SchemaName, index: &str) -> String {
+    let definition = EXPECTED
+        .lines()
+        .find_map(|line| line.strip_prefix("index ")?.strip_prefix(index)?.strip_prefix(' '))
+        .unwrap_or_default();
+    let concurrently = definition.replacen(" INDEX ", " INDEX CONCURRENTLY ", 1);
+    format!(
+        "{};",
+        concurrently.replacen(" ON ", &format!(" ON {}.", schema.quoted()), 1)
+    )
+}
+
 async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
     let rows = client
         .query(DESCRIBE_SCHEMA, &[&schema.as_str()])

@@ -57,7 +57,7 @@ impl Grants {
             },
             RoleKind::Cleanup => Self {
                 functions: [DELETING, FINDING].concat(),
-                views: Vec::new(),
+                views: vec!["execution_status", "instance_status"],
             },
             RoleKind::Dashboard | RoleKind::Payloads => Self {
                 functions: OBSERVING.to_vec(),

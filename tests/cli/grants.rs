@@ -133,6 +133,7 @@ async fn dashboards_see_views_and_payloads_only_if_asked() {
     cli(&schema, &["grant", "--for", "dashboard", &schema.name]).ok();
     let dashboard = as_role(&schema).await;
     for view in [
+        "execution_status",
         "instance_counts",
         "instance_status",
         "lease_status",
@@ -205,19 +206,11 @@ async fn a_grant_that_cannot_be_made_says_why() {
         .fails(1, &["role \"nobody_by_that_name\" does not exist", "create role"]);
     // Somebody who may use everything and grant nothing.
     schema.create_execute_only_role().await;
-    let url = format!("{} user={1} password={1}", key_values(&schema.url), schema.name);
+    let url = format!(
+        "{} user={1} password={1}",
+        crate::process::key_values(&schema.url),
+        schema.name
+    );
     crate::process::run_on(&url, &["--schema", &schema.name, "grant", "pg_monitor"])
         .fails(1, &["nothing was granted", "only the owner"]);
-}
-
-/// A URL as key=value pairs, without its user.
-fn key_values(url: &str) -> String {
-    use tokio_postgres::config::Host;
-    let config: tokio_postgres::Config = url.parse().expect("DATABASE_URL");
-    let host = match &config.get_hosts()[0] {
-        Host::Tcp(host) => host.clone(),
-        Host::Unix(path) => path.display().to_string(),
-    };
-    let database = config.get_dbname().expect("a database");
-    format!("host={host} port={} dbname={database}", config.get_ports()[0])
 }

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
+use tokio_postgres::Config;
+use tokio_postgres::config::Host;
 
 use crate::support::{TestSchema, database_url};
 
@@ -120,4 +122,26 @@ fn feed(mut command: Command, input: &str) -> Finished {
     // It need not have read all of it.
     let _ = writer.join().expect("writer");
     Finished::from(output)
+}
+
+/// A URL as key=value pairs, without its user.
+pub fn key_values(url: &str) -> String {
+    let config: Config = url.parse().expect("DATABASE_URL");
+    let host = match &config.get_hosts()[0] {
+        Host::Tcp(host) => host.clone(),
+        Host::Unix(path) => path.display().to_string(),
+    };
+    let port = config.get_ports().first().copied().unwrap_or(5432);
+    let database = config.get_dbname().expect("a database");
+    format!("host={host} port={port} dbname={database}")
+}
+
+/// The user and password of a URL, as key=value pairs.
+pub fn user(url: &str) -> String {
+    let config: Config = url.parse().expect("DATABASE_URL");
+    let password = config
+        .get_password()
+        .map(|password| String::from_utf8_lossy(password).into_owned());
+    let user = config.get_user().expect("a user").to_string();
+    password.map_or(user.clone(), |password| format!("{user} password={password}"))
 }

@@ -22,6 +22,10 @@ fn help_is_there_for_everything() {
         &["cancel", "--help"],
         &["raise", "--help"],
         &["delete", "--help"],
+        &["prune", "--help"],
+        &["prune", "instances", "--help"],
+        &["prune", "executions", "--help"],
+        &["doctor", "--help"],
     ] {
         let help = run_on("postgres://u:very-secret@h/d", arguments).ok().out;
         assert!(help.contains("Usage: duroxide-postgres"), "{help}");
