@@ -13,8 +13,10 @@ with item as (
       from orchestrator_queue as q
       left join mailboxes as m on m.instance_id = q.instance_id
     union all
-    select 'worker', w.available_at, w.lease is not null and w.available_at > statement_timestamp(), w.attempt_count
+    -- The delivery under way is counted there.
+    select 'worker', w.available_at, l.is_leased, w.attempt_count - l.is_leased::integer
       from worker_queue as w
+     cross join lateral (select w.lease is not null and w.available_at > statement_timestamp() as is_leased) as l
 )
 select k.queue,
        count(i.queue) as total,

@@ -114,7 +114,11 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
         (RoleKind::Dashboard, " --for dashboard", "instance_status"),
         (RoleKind::Payloads, " --for dashboard --payloads", "instance_payloads"),
     ] {
-        let grants = Grants::of(kind);
+        let mut grants = Grants::of(kind);
+        if kind == RoleKind::Cleanup {
+            // An application that deletes does without: they are for the command.
+            grants.views.clear();
+        }
         let rows = client
             .query(
                 INCOMPLETE,
@@ -126,8 +130,9 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
             let role: String = row.try_get(0).map_err(database)?;
             let lacking: Vec<String> = row.try_get(1).map_err(database)?;
             problems.push(format!(
-                "role {role:?} lacks {}: duroxide-postgres grant{option} {role}",
-                lacking.join(", ")
+                "role {role:?} lacks {}: duroxide-postgres --schema {} grant{option} {role}",
+                lacking.join(", "),
+                schema.as_str()
             ));
         }
     }

@@ -48,7 +48,7 @@ begin isolation level read committed;
 set local client_min_messages = warning;
 set local check_function_bodies = off;
 
-do $$ begin perform pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{name}')); end $$;
+select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{name}')) as duroxide_lock \gset
 "#,
         from + 1,
     )?;
@@ -64,7 +64,7 @@ do $$ begin perform pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), 
     writeln!(
         script,
         "set local search_path = {quoted}, pg_temp;\n\n{}\n",
-        guard(schema, from)
+        guard(from)
     )?;
     if from == 0 {
         writeln!(
@@ -73,7 +73,7 @@ do $$ begin perform pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), 
             migrations::history_table()
         )?;
     }
-    writeln!(script, "{}\n", refuse_divergence(schema, all))?;
+    writeln!(script, "{}\n", refuse_divergence(all))?;
     for migration in all.iter().filter(|migration| migration.version() > from) {
         writeln!(
             script,
@@ -113,8 +113,9 @@ fn heading(title: &str) -> String {
 }
 
 /// Refuses what the deployer refuses: an old server, a newer schema, objects of somebody else with names of ours.
-fn guard(schema: &SchemaName, from: i32) -> String {
-    let name = schema.as_str();
+///
+/// The schema's name may contain `$$`, so it is not spelt out in here.
+fn guard(from: i32) -> String {
     let own_version = RELEASE.split(['-', '+']).next().unwrap_or(RELEASE).replace('.', ", ");
     let list = |kinds: &[&str]| {
         let names = kinds.iter().flat_map(|kind| drift::names(EXPECTED, kind));
@@ -124,15 +125,16 @@ fn guard(schema: &SchemaName, from: i32) -> String {
         "-- Nothing is done where the deployer would do nothing.
 do $$
 declare
-    v_name    text;
-    v_release text;
+    v_schema constant text := split_part(current_setting('search_path'), ',', 1);
+    v_name            text;
+    v_release         text;
 begin
     if current_setting('server_version_num')::integer < {OLDEST_SERVER} then
         raise exception 'PostgreSQL % is too old: 14 or later is needed', current_setting('server_version');
     end if;
     if to_regclass('schema_history') is null then
         if {from} > 0 then
-            raise exception 'schema \"{name}\" is not deployed: use a script that begins at migration 1 (without --from)';
+            raise exception 'schema % is not deployed: use a script that begins at migration 1 (without --from)', v_schema;
         end if;
         select c.relname into v_name
           from pg_class as c
@@ -146,19 +148,19 @@ begin
            and p.proname in ({functions})
          limit 1;
         if found then
-            raise exception 'schema \"{name}\" has a \"%\" of somebody else: choose another schema, or move it', v_name;
+            raise exception 'schema % has a \"%\" of somebody else: choose another schema, or move it', v_schema, v_name;
         end if;
     else
         if {from} > coalesce((select max(h.version) from schema_history as h), 0) then
-            raise exception 'schema \"{name}\" is older than migration {from}: use a script that begins earlier (--from)';
+            raise exception 'schema % is older than migration {from}: use a script that begins earlier (--from)', v_schema;
         end if;
         if exists (select from schema_history as h where h.version > {latest}) then
-            raise exception 'schema \"{name}\" was deployed by a later release than {RELEASE}';
+            raise exception 'schema % was deployed by a later release than {RELEASE}', v_schema;
         end if;
         if to_regclass('deployment') is not null then
             select d.release into v_release from deployment as d;
             if string_to_array(regexp_replace(v_release, '[-+].*', ''), '.')::integer[] > array[{own_version}] then
-                raise exception 'schema \"{name}\" was deployed by release %, which is later than {RELEASE}', v_release;
+                raise exception 'schema % was deployed by release %, which is later than {RELEASE}', v_schema, v_release;
             end if;
         end if;
     end if;
@@ -170,7 +172,7 @@ $$;",
     )
 }
 
-fn refuse_divergence(schema: &SchemaName, all: &[Migration]) -> String {
+fn refuse_divergence(all: &[Migration]) -> String {
     let known: Vec<String> = all
         .iter()
         .map(|migration| {
@@ -188,11 +190,11 @@ begin
     if exists (select from schema_history as h
                  join (values {}) as k (version, name, checksum) using (version)
                 where (h.name, h.checksum) is distinct from (k.name, k.checksum)) then
-        raise exception 'schema \"{}\" was deployed by something else: its migrations are not those of release {RELEASE}';
+        raise exception 'schema % was deployed by something else: its migrations are not those of release {RELEASE}',
+            current_schema();
     end if;
 end
 $$;",
-        known.join(", "),
-        schema.as_str()
+        known.join(", ")
     )
 }

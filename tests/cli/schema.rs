@@ -87,7 +87,7 @@ async fn verify_names_each_difference_and_apply_puts_functions_right() {
         &format!("has SELECT on table history: revoke SELECT on {name}.history from {name}")[..],
         "PUBLIC has SELECT on view instance_status",
         "EXECUTE on ack_orchestration_item",
-        &format!("duroxide-postgres grant {name}"),
+        &format!("duroxide-postgres --schema {name} grant {name}"),
     ] {
         assert!(grants.contains(problem), "{problem:?} is not in {grants}");
     }

@@ -85,6 +85,13 @@ async fn the_script_ends_where_the_deployer_ends() {
     assert_eq!(records(&script_client).await, first);
     assert_eq!(pg_dump(&by_script.url), pg_dump(&by_deployer.url));
 
+    // A name that needs every kind of quoting.
+    let odd = "Odd$$Name-1";
+    let script = run(&["--schema", odd, "schema", "sql"]).ok().out;
+    psql(&by_script.url, &script).expect("psql").ok();
+    run_on(&by_script.url, &["--schema", odd, "schema", "verify"]).ok();
+    run_on(&by_script.url, &["--schema", odd, "schema", "drop", "--yes"]).ok();
+
     drop((script_client, deployer_client, refinery_client));
     by_script.drop().await;
     by_deployer.drop().await;
