@@ -1,7 +1,7 @@
 //! The command `duroxide-postgres`: what a DBA does with a schema.
 //!
 //! Part of the library, so that it can use what applications have no business with. Each command is a module that
-//! returns what it found as an [`Outcome`](output::Outcome), text and JSON; this module prints it.
+//! returns what it found as an `Outcome`, text and JSON; this module prints it.
 
 mod act;
 mod arguments;
