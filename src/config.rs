@@ -73,7 +73,32 @@ enum Source {
     Pool(Pool),
 }
 
+impl Source {
+    fn open(self, tls: &dyn Tls, pool_size: usize) -> Result<(Pool, Option<Connector>, String), Error> {
+        match self {
+            Self::Pool(pool) => Ok((pool, None, "the pool's server".to_string())),
+            Self::Url(url) => {
+                let config = url.parse::<Config>().map_err(|error| {
+                    Error::new(
+                        ErrorKind::Config,
+                        format!("invalid connection string: {}", crate::error::describe(&error)),
+                    )
+                })?;
+                open(config, tls, pool_size)
+            }
+            Self::Config(config) => open(*config, tls, pool_size),
+        }
+    }
+}
+
 impl Builder {
+    /// Connections without a provider, and the server's name.
+    #[cfg(feature = "cli")]
+    pub(crate) fn open_pool(self) -> Result<(Pool, String), Error> {
+        let (pool, _, server) = self.source.open(&*self.tls, self.pool_size)?;
+        Ok((pool, server))
+    }
+
     fn new(source: Source) -> Self {
         Self {
             source,
@@ -164,19 +189,7 @@ impl Builder {
             return Err(Error::new(ErrorKind::Config, "the pool size must be at least 1"));
         }
         let owns_pool = !matches!(self.source, Source::Pool(_));
-        let (pool, connector, server) = match self.source {
-            Source::Pool(pool) => (pool, None, "the pool's server".to_string()),
-            Source::Url(url) => {
-                let config = url.parse::<Config>().map_err(|error| {
-                    Error::new(
-                        ErrorKind::Config,
-                        format!("invalid connection string: {}", crate::error::describe(&error)),
-                    )
-                })?;
-                open(config, &*self.tls, self.pool_size)?
-            }
-            Source::Config(config) => open(*config, &*self.tls, self.pool_size)?,
-        };
+        let (pool, connector, server) = self.source.open(&*self.tls, self.pool_size)?;
         let caller = Caller::new(pool.clone(), owns_pool, &schema.quoted());
         deploy::deploy(&pool, &caller, &schema, self.deploy)
             .await

@@ -20,4 +20,5 @@ mod round_trips;
 mod support;
 mod validations;
 mod versions;
+mod views;
 mod wake_ups;
