@@ -74,21 +74,45 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
         let text = format!("would delete {total} instances");
         return Ok(Outcome::new(text, json!({ "dry_run": true, "instances": total })));
     }
-    let delete = format!("select * from {schema}.delete_instance_bulk(null, $1, $2)");
+    // Those that ended first go first, each status in the order of its index. Which of them can go is up to the function; one
+    // that has to stay is passed by, not met again.
+    let find = format!(
+        "select e.instance_id, e.completed_at::text as completed_at \
+           from {schema}.execution_status as e \
+           join {schema}.instance_status as s on s.instance_id = e.instance_id \
+          where e.is_current \
+            and e.status = $1 \
+            and e.completed_at < to_timestamp($2::bigint / 1000.0::double precision) \
+            and e.completed_at >= $3::text::timestamptz \
+            and (e.completed_at, e.instance_id) > ($3::text::timestamptz, $4::text) \
+            and not exists (select from {schema}.instance_status as p where p.instance_id = s.parent_instance_id) \
+          order by e.completed_at, e.instance_id \
+          limit $5"
+    );
+    let delete = format!("select * from {schema}.delete_instance_bulk($1, $2, $3)");
     let mut work = Work::new(total, "instances", batch);
     let mut deleted = [0; 3];
-    loop {
-        let row = work
-            .batch(connection, &delete, &[&before, &i64::from(batch.batch_size)])
-            .await?;
-        let instances: i64 = column(&row, "instances_deleted")?;
-        deleted[0] += instances;
-        deleted[1] += column::<i64>(&row, "executions_deleted")?;
-        deleted[2] += column::<i64>(&row, "events_deleted")?;
-        if instances == 0 {
-            break;
+    for status in ["Completed", "Failed"] {
+        let mut last = ("-infinity".to_string(), String::new());
+        loop {
+            let limit = i64::from(batch.batch_size);
+            let rows = connection
+                .query(&find, &[&status, &before, &last.0, &last.1, &limit])
+                .await?;
+            let Some(row) = rows.last() else {
+                break;
+            };
+            last = (column(row, "completed_at")?, column(row, "instance_id")?);
+            let roots: Vec<String> = rows
+                .iter()
+                .map(|row| column(row, "instance_id"))
+                .collect::<Result<_, _>>()?;
+            let row = work.batch(connection, &delete, &[&roots, &before, &limit]).await?;
+            deleted[0] += column::<i64>(&row, "instances_deleted")?;
+            deleted[1] += column::<i64>(&row, "executions_deleted")?;
+            deleted[2] += column::<i64>(&row, "events_deleted")?;
+            work.done(deleted[0])?;
         }
-        work.done(deleted[0])?;
     }
     work.finish();
     let [instances, executions, events] = deleted;
