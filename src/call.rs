@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{Instrument, debug, debug_span, warn};
 use uuid::Uuid;
 
+use crate::connect::{NoConnection, Pool, Pooled};
 use crate::error::CallError;
 use crate::lease::Leases;
+use crate::signatures;
 
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
@@ -29,8 +30,8 @@ const MAX_BACKOFF: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(crate) struct Caller {
     pool: Pool,
-    /// Whether nobody else uses the pool.
-    owns_pool: bool,
+    /// Whether statements have no name: behind a pooler the next one may run elsewhere.
+    unnamed: bool,
     schema: Arc<str>,
     /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls. Closed with the provider.
     ordinary: Arc<Semaphore>,
@@ -75,23 +76,21 @@ impl<T> Answer<T> {
 }
 
 impl Caller {
-    /// `quoted_schema` must be a quoted identifier.
-    pub(crate) fn new(pool: Pool, owns_pool: bool, quoted_schema: &str) -> Self {
-        let size = pool.status().max_size;
+    /// `unnamed`: no named prepared statements. `quoted_schema` must be a quoted identifier.
+    pub(crate) fn new(pool: Pool, unnamed: bool, quoted_schema: &str) -> Self {
+        let size = pool.size();
         let reserved = (size / 4).max(1);
         Self {
             ordinary: Arc::new(Semaphore::new(size.saturating_sub(reserved).max(1))),
             pool,
-            owns_pool,
+            unnamed,
             schema: quoted_schema.into(),
         }
     }
 
     pub(crate) fn close(&self) {
         self.ordinary.close();
-        if self.owns_pool {
-            self.pool.close();
-        }
+        self.pool.close();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -103,7 +102,8 @@ impl Caller {
         let span = debug_span!("duroxide_postgres", function);
         async {
             let _permit = self.permit().await?;
-            self.attempt(function, parameters, &AtomicBool::default()).await
+            self.attempt(function, parameters, self.pool.wait(), &AtomicBool::default())
+                .await
         }
         .instrument(span)
         .await
@@ -112,10 +112,10 @@ impl Caller {
     /// Waits for an ordinary connection no longer than the pool would let it.
     async fn permit(&self) -> Result<SemaphorePermit<'_>, CallError> {
         let waiting = self.ordinary.acquire();
-        let permit = match self.pool.timeouts().wait {
+        let permit = match self.pool.wait() {
             Some(limit) => tokio::time::timeout(limit, waiting)
                 .await
-                .map_err(|_| CallError::NoConnection(PoolError::Timeout(TimeoutType::Wait)))?,
+                .map_err(|_| CallError::NoConnection(self.pool.busy(Some(limit))))?,
             None => waiting.await,
         };
         permit.map_err(|_| CallError::Closed)
@@ -210,32 +210,34 @@ impl Caller {
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, CallError> {
         let sent = AtomicBool::new(false);
-        match tokio::time::timeout(timeout, self.attempt(function, parameters, &sent)).await {
+        match tokio::time::timeout(timeout, self.attempt(function, parameters, None, &sent)).await {
             Ok(result) => result,
             Err(_) => {
                 // Perhaps the server is gone and nobody said so. Then the connections that have been idle since
                 // are dead too.
-                self.pool.retain(|_, metrics| metrics.last_used() < timeout);
+                self.pool.drop_idle(timeout);
                 Err(if sent.into_inner() {
                     CallError::TimedOut
                 } else {
-                    CallError::NoConnection(PoolError::Timeout(TimeoutType::Wait))
+                    CallError::NoConnection(NoConnection::TimedOut(timeout))
                 })
             }
         }
     }
 
-    /// `sent` tells, also when this is dropped, whether the call was sent.
+    /// `wait`: how long to wait for a connection that others use. `sent` tells, also when this is dropped, whether the
+    /// call was sent.
     async fn attempt(
         &self,
         function: &str,
         parameters: Parameters<'_>,
+        wait: Option<Duration>,
         sent: &AtomicBool,
     ) -> Result<Vec<Row>, CallError> {
         if self.is_closed() {
             return Err(CallError::Closed);
         }
-        let mut connection = Checkout::new(self.pool.get().await?);
+        let mut connection = Checkout::new(self.pool.get(wait).await?);
         let mut result = self.execute(connection.client(), function, parameters, sent).await;
         if result.as_ref().is_err_and(CallError::is_stale_statement) {
             // The functions were deployed anew since this connection prepared its statement.
@@ -251,13 +253,20 @@ impl Caller {
 
     async fn execute(
         &self,
-        client: &Object,
+        client: &Pooled,
         function: &str,
         parameters: Parameters<'_>,
         sent: &AtomicBool,
     ) -> Result<Vec<Row>, CallError> {
+        let text = self.statement(function, parameters.len());
+        if self.unnamed {
+            let types = signatures::parameter_types(function).ok_or(CallError::NoAnswer)?;
+            let typed: Vec<_> = parameters.iter().copied().zip(types.iter().cloned()).collect();
+            sent.store(true, Ordering::Relaxed);
+            return Ok(client.query_typed(&text, &typed).await?);
+        }
         let statement = client
-            .prepare_cached(&self.statement(function, parameters.len()))
+            .prepare_cached(&text)
             .await
             .map_err(CallError::unprepared)?;
         sent.store(true, Ordering::Relaxed);
@@ -281,19 +290,19 @@ impl Caller {
 /// A connection that goes back to the pool only when it was left in a known state: a caller that is
 /// dropped, or gave up waiting, must not leave the next one queueing behind its statement.
 struct Checkout {
-    object: Option<Object>,
+    object: Option<Pooled>,
     keep: bool,
 }
 
 impl Checkout {
-    fn new(object: Object) -> Self {
+    fn new(object: Pooled) -> Self {
         Self {
             object: Some(object),
             keep: false,
         }
     }
 
-    fn client(&self) -> &Object {
+    fn client(&self) -> &Pooled {
         // Taken only in `drop`.
         self.object.as_ref().unwrap_or_else(|| unreachable!())
     }
@@ -306,7 +315,7 @@ impl Checkout {
 impl Drop for Checkout {
     fn drop(&mut self) {
         if let (Some(object), false) = (self.object.take(), self.keep) {
-            drop(Object::take(object));
+            drop(object.take());
         }
     }
 }

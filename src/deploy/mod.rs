@@ -6,13 +6,15 @@
 mod drift;
 mod functions;
 
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::ClientWrapper;
 use semver::Version;
+use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 use tracing::{info, warn};
 
 use crate::call::Caller;
 use crate::config::DeployPolicy;
+use crate::connect::{Connector, Pool};
 use crate::error::{CallError, Error, ErrorKind, describe};
 use crate::schema_name::SchemaName;
 
@@ -22,7 +24,7 @@ mod embedded {
 
 const DESCRIBE_SCHEMA: &str = include_str!("describe_schema.sql");
 /// What a deployment looks like, as [`DESCRIBE_SCHEMA`] shows it.
-const EXPECTED: &str = include_str!("../../sql/deployed.txt");
+pub(crate) const EXPECTED: &str = include_str!("../../sql/deployed.txt");
 
 /// The release that deploys.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -46,20 +48,49 @@ enum Standing {
     Newer,
 }
 
+/// How the server is reached.
+pub(crate) struct Place<'a> {
+    pub(crate) pool: &'a Pool,
+    /// Calls functions by way of the pool.
+    pub(crate) caller: &'a Caller,
+    /// The way around a pooler.
+    pub(crate) direct: Option<&'a Connector>,
+    /// Whether the pool's connections lead to a pooler that shares its own by the transaction.
+    pub(crate) transaction_pooler: bool,
+}
+
+impl Place<'_> {
+    /// A connection that nobody else will use, and whether it is a session.
+    async fn connection(&self) -> Result<(ClientWrapper, bool), Error> {
+        let Some(direct) = self.direct else {
+            let pooled = self.pool.get(self.pool.wait()).await.map_err(call_failed)?;
+            return Ok((pooled.take(), !self.transaction_pooler));
+        };
+        match direct.connect(None).await {
+            Ok((client, task)) => Ok((ClientWrapper::new(client, task), true)),
+            Err(error) => Err(Error::new(ErrorKind::Connect, format!("the direct URL: {error}"))),
+        }
+    }
+}
+
 /// Brings the schema to what the policy asks for.
-pub(crate) async fn deploy(
-    pool: &Pool,
-    caller: &Caller,
-    schema: &SchemaName,
-    policy: DeployPolicy,
-) -> Result<(), Error> {
-    let found = read(caller, schema).await?;
+pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: DeployPolicy) -> Result<(), Error> {
+    let found = read(place.caller, schema).await?;
     match policy {
         DeployPolicy::Apply => match found {
             Some(found) if !matches!(standing(&found, schema)?, Standing::Outdated) => Ok(()),
-            _ => apply(pool, schema).await,
+            _ => {
+                apply(place, schema).await?;
+                match place.direct {
+                    Some(_) if read(place.caller, schema).await?.is_none() => Err(Error::new(
+                        ErrorKind::Config,
+                        "the direct URL leads to another database than the connection string",
+                    )),
+                    _ => Ok(()),
+                }
+            }
         },
-        DeployPolicy::Verify => verify(pool, schema, found).await,
+        DeployPolicy::Verify => verify(place, schema, found).await,
     }
 }
 
@@ -148,13 +179,13 @@ fn latest_migration() -> i32 {
         .unwrap_or(0)
 }
 
-async fn verify(pool: &Pool, schema: &SchemaName, found: Option<Deployment>) -> Result<(), Error> {
+async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment>) -> Result<(), Error> {
     if let Some(found) = &found
         && matches!(standing(found, schema)?, Standing::Newer)
     {
         return Ok(());
     }
-    let client = pool.get().await.map_err(|error| call_failed(error.into()))?;
+    let (client, _) = place.connection().await?;
     check_server(&client).await?;
     let actual = describe_schema(&client, schema).await?;
     let drift = drift::compare(EXPECTED, &actual);
@@ -176,7 +207,7 @@ async fn verify(pool: &Pool, schema: &SchemaName, found: Option<Deployment>) -> 
 
 async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
     let rows = client
-        .query(DESCRIBE_SCHEMA, &[&schema.as_str()])
+        .query_typed(DESCRIBE_SCHEMA, &[(&schema.as_str(), Type::TEXT)])
         .await
         .map_err(database)?;
     rows.iter()
@@ -187,7 +218,7 @@ async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<Str
 
 async fn check_server(client: &Client) -> Result<(), Error> {
     let row = client
-        .query_one(
+        .query_typed_one(
             "select current_setting('server_version_num')::integer, current_setting('server_version')",
             &[],
         )
@@ -203,10 +234,19 @@ async fn check_server(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-async fn apply(pool: &Pool, schema: &SchemaName) -> Result<(), Error> {
-    let object = pool.get().await.map_err(|error| call_failed(error.into()))?;
+async fn apply(place: &Place<'_>, schema: &SchemaName) -> Result<(), Error> {
     // Its search_path and its advisory lock are not for the pool: the connection ends with this function.
-    let mut wrapper = Object::take(object);
+    let (mut wrapper, is_session) = place.connection().await?;
+    if !is_session {
+        return Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "schema {:?} has to be deployed, which a pooler in transaction mode does not allow: set \
+                 Builder::direct_url to the server itself, or deploy it from elsewhere",
+                schema.as_str()
+            ),
+        ));
+    }
     let client: &mut Client = &mut wrapper;
     check_server(client).await?;
     client
