@@ -265,10 +265,7 @@ impl Caller {
             sent.store(true, Ordering::Relaxed);
             return Ok(client.query_typed(&text, &typed).await?);
         }
-        let statement = client
-            .prepare_cached(&text)
-            .await
-            .map_err(CallError::unprepared)?;
+        let statement = client.prepare_cached(&text).await.map_err(CallError::unprepared)?;
         sent.store(true, Ordering::Relaxed);
         Ok(client.query(&statement, parameters).await?)
     }

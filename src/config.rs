@@ -256,18 +256,7 @@ impl Builder {
             direct: direct.as_deref(),
             transaction_pooler: self.transaction_pooler,
         };
-        deploy::deploy(&place, &schema, self.deploy)
-            .await
-            .map_err(|error| match error.kind() {
-                ErrorKind::Connect => {
-                    let server = connector
-                        .as_ref()
-                        .map_or_else(|| "the pool's server".to_string(), |connector| connector.name());
-                    let message = format!("cannot connect to {server}: {error}");
-                    Error::new(ErrorKind::Connect, message).caused_by(error)
-                }
-                _ => error,
-            })?;
+        deploy::deploy(&place, &schema, self.deploy).await?;
         // LISTEN needs a session.
         let listener = direct.or(connector.filter(|_| !self.transaction_pooler));
         let waker = Waker::new(schema.channel(), listener);

@@ -269,7 +269,9 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
 /// As [`describe`], with advice where the error shows that a pooler is in the way.
 pub(crate) fn describe_call(error: &(dyn StdError + 'static)) -> String {
     let text = describe(error);
-    let state = error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.code());
+    let state = error
+        .downcast_ref::<tokio_postgres::Error>()
+        .and_then(|error| error.code());
     // Statements have names that are unique to a connection, and are not closed by others.
     if state.is_some_and(|state| matches!(state.code(), "26000" | "42P05")) {
         format!(

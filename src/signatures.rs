@@ -55,7 +55,10 @@ mod tests {
     #[test]
     fn every_function_of_the_runtime_has_types() {
         let mut callable = 0;
-        for line in EXPECTED.lines().filter(|line| line.contains(" security definer") && !line.contains("returns trigger")) {
+        for line in EXPECTED
+            .lines()
+            .filter(|line| line.contains(" security definer") && !line.contains("returns trigger"))
+        {
             assert!(signature(line).is_some(), "{line}");
             callable += usize::from(line.starts_with("function "));
         }

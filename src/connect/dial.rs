@@ -10,7 +10,7 @@ use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Notification, Socket};
 use tracing::debug;
 
-use super::settings::TlsSettings;
+use super::tls_settings::TlsSettings;
 
 /// A client, and the task that moves its data.
 pub(crate) type Link = (Client, JoinHandle<()>);
@@ -90,7 +90,10 @@ where
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
                 Some(Ok(AsyncMessage::Notification(notification))) => {
-                    if notifications.as_ref().is_some_and(|sender| sender.send(notification).is_err()) {
+                    if notifications
+                        .as_ref()
+                        .is_some_and(|sender| sender.send(notification).is_err())
+                    {
                         break;
                     }
                 }

@@ -22,7 +22,10 @@ impl StdError for ConnectError {}
 #[derive(Debug)]
 pub(crate) enum NoConnection {
     /// Others used all of them the whole time.
-    Busy { waited: Option<Duration>, size: usize },
+    Busy {
+        waited: Option<Duration>,
+        size: usize,
+    },
     Failed(ConnectError),
     /// It was lost before anything was sent.
     Lost(tokio_postgres::Error),

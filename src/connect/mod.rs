@@ -9,7 +9,9 @@ mod settings;
 mod text;
 #[cfg(feature = "tls")]
 mod tls;
+mod tls_settings;
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,14 +31,15 @@ pub(crate) use failure::{ConnectError, NoConnection};
 pub(crate) use password::AskPassword;
 pub use password::PasswordRequest;
 pub(crate) use pool::{Pool, Pooled};
+use settings::Server;
 pub(crate) use settings::{Settings, process_environment};
-use settings::{Server, TlsMode};
+use tls_settings::TlsMode;
 
 /// For the socket, each address by itself. The whole connection may take twice as long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many connections a process opens at once, while they can be had.
 const AT_ONCE: usize = 4;
-/// A server that does not answer must not hold up those who wait behind the first ones for longer than this.
+/// For how long one that takes its time counts among them.
 const TURN: Duration = Duration::from_secs(1);
 const FIRST_BACKOFF: Duration = Duration::from_millis(25);
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
@@ -67,7 +70,9 @@ impl Connector {
                 if let Some(setting) = settings.tls.files_asked_for.first() {
                     return Err(Error::new(
                         ErrorKind::Config,
-                        format!("{setting} is for the built-in TLS: the connector given to Builder::tls decides instead"),
+                        format!(
+                            "{setting} is for the built-in TLS: the connector given to Builder::tls decides instead"
+                        ),
                     ));
                 }
                 dial
@@ -87,11 +92,6 @@ impl Connector {
         })
     }
 
-    /// The servers and the database, as messages name them.
-    pub(crate) fn name(&self) -> String {
-        self.settings.name()
-    }
-
     /// A new connection, to the first server that can be had.
     ///
     /// A server that comes back is not overrun: few connections are begun at once, and after a failure there
@@ -100,9 +100,16 @@ impl Connector {
         &self,
         notifications: Option<UnboundedSender<Notification>>,
     ) -> Result<Link, ConnectError> {
-        let _turn = tokio::time::timeout(TURN, self.starting.acquire()).await;
+        let turn = self.starting.acquire().await;
         self.trouble.pause().await;
-        let result = self.try_servers(notifications).await;
+        let mut trying = pin!(self.try_servers(notifications));
+        let result = match tokio::time::timeout(TURN, &mut trying).await {
+            Ok(result) => result,
+            Err(_) => {
+                drop(turn);
+                trying.await
+            }
+        };
         self.trouble.note(result.is_ok());
         result
     }
@@ -116,11 +123,13 @@ impl Connector {
         let mut problems = Vec::new();
         for position in (0..servers.len()).map(|offset| first.wrapping_add(offset) % servers.len()) {
             let server = &servers[position];
-            // Whoever comes next, also when this is dropped half-way, does not begin with a server that hangs.
-            self.next_server.store((position + 1) % servers.len(), Ordering::Relaxed);
+            let mut moving_on = MovingOn {
+                next_server: &self.next_server,
+                to: (position + 1) % servers.len(),
+            };
             match self.try_server(server, notifications.clone()).await {
                 Ok(link) => {
-                    self.next_server.store(position, Ordering::Relaxed);
+                    moving_on.to = position;
                     return Ok(link);
                 }
                 Err(problem) => problems.push(format!("{}: {problem}", server.name())),
@@ -138,9 +147,7 @@ impl Connector {
         let limit = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT) * 2;
         let mut attempt = 0;
         loop {
-            if let Some(password) =
-                password::find(self.password.as_ref(), &self.settings, server, attempt > 0).await?
-            {
+            if let Some(password) = password::find(self.password.as_ref(), &self.settings, server, attempt > 0).await? {
                 config.password(password);
             }
             attempt += 1;
@@ -158,7 +165,10 @@ impl Connector {
                         ));
                     }
                     // A token can expire between the answer and its use.
-                    warn!(server = server.name(), problem, "the password was refused; asking for another one");
+                    warn!(
+                        server = server.name(),
+                        problem, "the password was refused; asking for another one"
+                    );
                     tokio::time::sleep(jittered(PASSWORD_BACKOFF * 2_u32.pow(attempt))).await;
                 }
                 Ok(Err(DialError::Server(error))) => return Err(self.explain(&error)),
@@ -192,9 +202,12 @@ impl Connector {
         from.get_dbname().map(|name| config.dbname(name));
         from.get_options().map(|options| config.options(options));
         from.get_application_name().map(|name| config.application_name(name));
-        from.get_tcp_user_timeout().map(|timeout| config.tcp_user_timeout(*timeout));
-        from.get_keepalives_interval().map(|interval| config.keepalives_interval(interval));
-        from.get_keepalives_retries().map(|retries| config.keepalives_retries(retries));
+        from.get_tcp_user_timeout()
+            .map(|timeout| config.tcp_user_timeout(*timeout));
+        from.get_keepalives_interval()
+            .map(|interval| config.keepalives_interval(interval));
+        from.get_keepalives_retries()
+            .map(|retries| config.keepalives_retries(retries));
         config
             .connect_timeout(from.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT))
             .keepalives(from.get_keepalives())
@@ -214,17 +227,35 @@ impl Connector {
     }
 }
 
+/// Whoever comes next, also when an attempt is dropped half-way, does not begin with the server that hung.
+struct MovingOn<'a> {
+    next_server: &'a AtomicUsize,
+    to: usize,
+}
+
+impl Drop for MovingOn<'_> {
+    fn drop(&mut self) {
+        self.next_server.store(self.to, Ordering::Relaxed);
+    }
+}
+
 /// Files that are missing, or no TLS at all, are noticed before the first connection.
 fn check_tls(settings: &Settings) -> Result<(), Error> {
     if settings.tls.mode == TlsMode::Disable || settings.servers.iter().all(Server::is_socket) {
         return Ok(());
     }
+    if settings.tls.mode >= TlsMode::VerifyCa && settings.tls.roots.is_none() {
+        return Err(Error::new(
+            ErrorKind::Config,
+            "sslmode verify-ca and verify-full need to know whom to trust: set sslrootcert to a file of certificates, or to \
+             `system` for those that the operating system trusts",
+        ));
+    }
     #[cfg(feature = "tls")]
     let problem = tls::connector(&settings.tls).err();
     #[cfg(not(feature = "tls"))]
-    let problem = (settings.tls.mode > TlsMode::Prefer || !settings.tls.files_asked_for.is_empty()).then(|| {
-        "this build has no TLS: enable the cargo feature `tls`, or give Builder::tls a connector".to_string()
-    });
+    let problem = (settings.tls.mode > TlsMode::Prefer || !settings.tls.files_asked_for.is_empty())
+        .then(|| "this build has no TLS: enable the cargo feature `tls`, or give Builder::tls a connector".to_string());
     match problem {
         None => Ok(()),
         Some(problem) => Err(Error::new(ErrorKind::Config, problem)),
@@ -275,7 +306,9 @@ impl Trouble {
                 self.over.notify_waiters();
             }
         } else {
-            let pause = FIRST_BACKOFF.saturating_mul(2_u32.saturating_pow(state.failures)).min(MAX_BACKOFF);
+            let pause = FIRST_BACKOFF
+                .saturating_mul(2_u32.saturating_pow(state.failures))
+                .min(MAX_BACKOFF);
             state.failures += 1;
             state.not_before = Some(Instant::now() + jittered(pause));
         }

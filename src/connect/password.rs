@@ -64,13 +64,20 @@ pub(super) async fn find(
     if let Some(AskPassword(callback)) = ask {
         return match tokio::time::timeout(PATIENCE, callback(request)).await {
             Ok(Ok(password)) => Ok(Some(password)),
-            Ok(Err(error)) => Err(format!("the password callback failed: {}", crate::error::describe(&*error))),
+            Ok(Err(error)) => Err(format!(
+                "the password callback failed: {}",
+                crate::error::describe(&*error)
+            )),
             Err(_) => Err(format!("the password callback did not answer within {PATIENCE:?}")),
         };
     }
     match &settings.passfile {
         Some(file) if settings.config.get_password().is_none() => {
-            let database = if request.database.is_empty() { &request.user } else { &request.database };
+            let database = if request.database.is_empty() {
+                &request.user
+            } else {
+                &request.database
+            };
             let port = request.port.to_string();
             let look_up = |host: &str| passfile::look_up(file, [host, &port, database, &request.user]);
             // What libpq calls a local socket.

@@ -118,10 +118,11 @@ impl Pool {
     }
 }
 
-/// A connection that goes back to its pool when dropped.
+/// A connection that goes back to its pool, if it has one, when dropped.
 pub(crate) enum Pooled {
     Own(Object<Manager>),
     Given(deadpool_postgres::Object),
+    Single(ClientWrapper),
 }
 
 impl Pooled {
@@ -130,6 +131,7 @@ impl Pooled {
         match self {
             Self::Own(object) => Object::take(object),
             Self::Given(object) => deadpool_postgres::Object::take(object),
+            Self::Single(client) => client,
         }
     }
 }
@@ -141,6 +143,7 @@ impl Deref for Pooled {
         match self {
             Self::Own(object) => object,
             Self::Given(object) => object,
+            Self::Single(client) => client,
         }
     }
 }

@@ -8,6 +8,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, Host, LoadBalanceHosts, SslMode, SslNegotiation, TargetSessionAttrs};
 
 use super::text::{self, Parameters};
+use super::tls_settings::{TlsMode, TlsSettings};
 use crate::error::{Error, ErrorKind};
 
 const DEFAULT_PORT: u16 = 5432;
@@ -82,35 +83,6 @@ impl Server {
     }
 }
 
-/// How far TLS is asked for, and trusted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum TlsMode {
-    Disable,
-    Prefer,
-    Require,
-    VerifyCa,
-    VerifyFull,
-}
-
-/// Whom to trust with certificates.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Roots {
-    /// Whom the operating system trusts.
-    System,
-    File(PathBuf),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TlsSettings {
-    pub(crate) mode: TlsMode,
-    pub(crate) roots: Option<Roots>,
-    /// Certificate and key of the client.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
-    pub(crate) only_tls13: bool,
-    /// The names of settings that only the built-in TLS can serve.
-    pub(crate) files_asked_for: Vec<&'static str>,
-}
-
 /// Where to connect, and how.
 pub(crate) struct Settings {
     /// Everything but the servers and TLS.
@@ -170,7 +142,7 @@ impl Settings {
             return Err(format!("{key} is not supported"));
         }
         let home = environment("HOME").map(|home| PathBuf::from(home).join(".postgresql"));
-        let tls = tls_settings(&mut given, home.as_deref())?;
+        let tls = TlsSettings::take(&mut given, home.as_deref())?;
         let passfile = match given.remove("passfile") {
             Some(file) if !PathBuf::from(&file).is_file() => return Err(format!("passfile {file:?} is not a file")),
             Some(file) => Some(PathBuf::from(file)),
@@ -187,19 +159,13 @@ impl Settings {
             tls,
         })
     }
-
-    /// The servers and the database, as messages name them.
-    pub(crate) fn name(&self) -> String {
-        let servers: Vec<String> = self.servers.iter().map(Server::name).collect();
-        let database = self.config.get_dbname().map_or(String::new(), |name| format!(" database {name:?}"));
-        format!("{}{database}", servers.join(","))
-    }
 }
 
 fn servers_of(given: &mut Parameters) -> Result<Vec<Server>, String> {
     let list = |text: Option<String>| -> Vec<String> {
-        text.filter(|text| !text.is_empty())
-            .map_or(Vec::new(), |text| text.split(',').map(|part| part.trim().to_string()).collect())
+        text.filter(|text| !text.is_empty()).map_or(Vec::new(), |text| {
+            text.split(',').map(|part| part.trim().to_string()).collect()
+        })
     };
     let mut names = list(given.remove("host"));
     let addresses = list(given.remove("hostaddr"));
@@ -213,7 +179,13 @@ fn servers_of(given: &mut Parameters) -> Result<Vec<Server>, String> {
         .map_err(|_| "hostaddr is not a list of addresses")?;
     let ports: Vec<u16> = list(given.remove("port"))
         .iter()
-        .map(|port| if port.is_empty() { Ok(DEFAULT_PORT) } else { port.parse() })
+        .map(|port| {
+            if port.is_empty() {
+                Ok(DEFAULT_PORT)
+            } else {
+                port.parse()
+            }
+        })
         .collect::<Result<_, _>>()
         // Not quoted: a password with a `/` that is not encoded ends up here.
         .map_err(|_| "a port is not a number from 1 to 65535")?;
@@ -250,64 +222,6 @@ fn servers(hosts: Vec<Host>, addresses: &[IpAddr], ports: &[u16]) -> Result<Vec<
         .collect())
 }
 
-fn tls_settings(given: &mut Parameters, home: Option<&std::path::Path>) -> Result<TlsSettings, String> {
-    let in_home = |name: &str| home.map(|home| home.join(name)).filter(|file| file.is_file());
-    let mut files_asked_for = Vec::new();
-    let roots = match given.remove("sslrootcert") {
-        Some(text) => {
-            files_asked_for.push("sslrootcert");
-            Some(if text == "system" { Roots::System } else { Roots::File(text.into()) })
-        }
-        None => in_home("root.crt").map(Roots::File),
-    };
-    let mode = match given.remove("sslmode").as_deref() {
-        Some("disable") => TlsMode::Disable,
-        Some("prefer") => TlsMode::Prefer,
-        Some("require") => TlsMode::Require,
-        Some("verify-ca") => TlsMode::VerifyCa,
-        Some("verify-full") => TlsMode::VerifyFull,
-        Some(other) => {
-            return Err(format!(
-                "sslmode {other:?} is none of disable, prefer, require, verify-ca and verify-full"
-            ));
-        }
-        None if roots == Some(Roots::System) => TlsMode::VerifyFull,
-        None => TlsMode::Prefer,
-    };
-    if roots == Some(Roots::System) && !matches!(mode, TlsMode::VerifyFull | TlsMode::Disable) {
-        // Anybody can have a certificate from a public authority; only the name tells the server.
-        return Err("sslrootcert=system needs sslmode=verify-full".to_string());
-    }
-    if mode >= TlsMode::VerifyCa && roots.is_none() {
-        return Err(
-            "sslmode verify-ca and verify-full need a certificate to trust: set sslrootcert to a file, or to \
-             `system` for those the operating system trusts"
-                .to_string(),
-        );
-    }
-    let identity = match (given.remove("sslcert"), given.remove("sslkey")) {
-        (None, None) => in_home("postgresql.crt").zip(in_home("postgresql.key")),
-        (Some(certificate), Some(key)) => {
-            files_asked_for.push("sslcert");
-            Some((certificate.into(), key.into()))
-        }
-        (Some(_), None) => return Err("sslcert is given without sslkey".to_string()),
-        (None, Some(_)) => return Err("sslkey is given without sslcert".to_string()),
-    };
-    let only_tls13 = match given.remove("ssl_min_protocol_version").as_deref() {
-        None | Some("" | "TLSv1" | "TLSv1.1" | "TLSv1.2") => false,
-        Some("TLSv1.3") => true,
-        Some(other) => return Err(format!("ssl_min_protocol_version {other:?} is neither TLSv1.2 nor TLSv1.3")),
-    };
-    Ok(TlsSettings {
-        mode,
-        roots,
-        identity,
-        only_tls13,
-        files_asked_for,
-    })
-}
-
 /// What is left of the parameters goes to tokio-postgres.
 fn config(given: Parameters) -> Result<Config, String> {
     let mut config = Config::new();
@@ -330,34 +244,47 @@ fn config(given: Parameters) -> Result<Config, String> {
                 let count = value.parse().map_err(|_| format!("{key} is not a number"))?;
                 config.keepalives_retries(count);
             }
-            "target_session_attrs" => _ = config.target_session_attrs(match value.as_str() {
-                "any" => TargetSessionAttrs::Any,
-                "read-write" | "primary" => TargetSessionAttrs::ReadWrite,
-                _ => return Err(one_of(&key, &value, "any, read-write and primary: this crate writes")),
-            }),
-            "load_balance_hosts" => _ = config.load_balance_hosts(match value.as_str() {
-                "disable" => LoadBalanceHosts::Disable,
-                "random" => LoadBalanceHosts::Random,
-                _ => return Err(one_of(&key, &value, "disable and random")),
-            }),
-            "channel_binding" => _ = config.channel_binding(match value.as_str() {
-                "disable" => ChannelBinding::Disable,
-                "prefer" => ChannelBinding::Prefer,
-                "require" => ChannelBinding::Require,
-                _ => return Err(one_of(&key, &value, "disable, prefer and require")),
-            }),
-            "sslnegotiation" => _ = config.ssl_negotiation(match value.as_str() {
-                "postgres" => SslNegotiation::Postgres,
-                "direct" => SslNegotiation::Direct,
-                _ => return Err(one_of(&key, &value, "postgres and direct")),
-            }),
+            "target_session_attrs" => {
+                _ = config.target_session_attrs(match value.as_str() {
+                    "any" => TargetSessionAttrs::Any,
+                    "read-write" | "primary" => TargetSessionAttrs::ReadWrite,
+                    _ => return Err(one_of(&key, &value, "any, read-write and primary: this crate writes")),
+                })
+            }
+            "load_balance_hosts" => {
+                _ = config.load_balance_hosts(match value.as_str() {
+                    "disable" => LoadBalanceHosts::Disable,
+                    "random" => LoadBalanceHosts::Random,
+                    _ => return Err(one_of(&key, &value, "disable and random")),
+                })
+            }
+            "channel_binding" => {
+                _ = config.channel_binding(match value.as_str() {
+                    "disable" => ChannelBinding::Disable,
+                    "prefer" => ChannelBinding::Prefer,
+                    "require" => ChannelBinding::Require,
+                    _ => return Err(one_of(&key, &value, "disable, prefer and require")),
+                })
+            }
+            "sslnegotiation" => {
+                _ = config.ssl_negotiation(match value.as_str() {
+                    "postgres" => SslNegotiation::Postgres,
+                    "direct" => SslNegotiation::Direct,
+                    _ => return Err(one_of(&key, &value, "postgres and direct")),
+                })
+            }
             "client_encoding" if !matches!(value.to_ascii_lowercase().as_str(), "auto" | "utf8" | "utf-8") => {
                 return Err(one_of(&key, &value, "auto and UTF8"));
             }
             "gssencmode" if value == "require" => return Err("gssencmode=require is not supported".to_string()),
             // They ask for what is done, or not done, anyway.
-            "fallback_application_name" | "client_encoding" | "gssencmode" | "sslcompression" | "sslsni"
-            | "krbsrvname" | "gsslib" => {}
+            "fallback_application_name"
+            | "client_encoding"
+            | "gssencmode"
+            | "sslcompression"
+            | "sslsni"
+            | "krbsrvname"
+            | "gsslib" => {}
             _ => return Err(format!("unknown parameter {key:?}")),
         }
     }
@@ -390,3 +317,6 @@ fn with_defaults(mut config: Config) -> Config {
     }
     config
 }
+
+#[cfg(test)]
+mod tests;

@@ -158,13 +158,18 @@ mod tests {
     }
 
     fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
-        expected.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+        expected
+            .iter()
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .collect()
     }
 
     #[test]
     fn urls_are_taken_apart() {
         assert_eq!(
-            parsed("postgres://us%40er:p%3Aw%2F@db.example:5433/my%20db?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem"),
+            parsed(
+                "postgres://us%40er:p%3Aw%2F@db.example:5433/my%20db?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem"
+            ),
             pairs(&[
                 ("dbname", "my db"),
                 ("host", "db.example"),
@@ -177,7 +182,11 @@ mod tests {
         );
         assert_eq!(
             parsed("postgresql://a,b:2,[::1]:3/?target_session_attrs=read-write"),
-            pairs(&[("host", "a,b,::1"), ("port", ",2,3"), ("target_session_attrs", "read-write")])
+            pairs(&[
+                ("host", "a,b,::1"),
+                ("port", ",2,3"),
+                ("target_session_attrs", "read-write")
+            ])
         );
         assert_eq!(
             parsed("postgres://%2Frun%2Fpg/d?user=u"),
@@ -186,14 +195,23 @@ mod tests {
         assert_eq!(parsed("postgres:///d?host=/run/pg&port=7").len(), 3);
         assert_eq!(parsed("postgres://"), []);
         // A later @ belongs to the host, an earlier one to the user, as Azure writes them.
-        assert_eq!(parsed("postgres://u@server:pw@h")[2], ("user".to_string(), "u@server".to_string()));
+        assert_eq!(
+            parsed("postgres://u@server:pw@h")[2],
+            ("user".to_string(), "u@server".to_string())
+        );
     }
 
     #[test]
     fn lists_are_taken_apart() {
         assert_eq!(
             parsed(r" host=h  port = 5 password='it\'s \\ me' dbname=a\ b options='' "),
-            pairs(&[("dbname", "a b"), ("host", "h"), ("options", ""), ("password", r"it's \ me"), ("port", "5")])
+            pairs(&[
+                ("dbname", "a b"),
+                ("host", "h"),
+                ("options", ""),
+                ("password", r"it's \ me"),
+                ("port", "5")
+            ])
         );
         assert_eq!(parsed(""), []);
     }

@@ -13,7 +13,7 @@ use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::settings::{Roots, TlsMode, TlsSettings};
+use super::tls_settings::{Roots, TlsMode, TlsSettings};
 
 /// What PostgreSQL 17 expects when TLS begins without its own negotiation; others ignore it.
 const ALPN: &[u8] = b"postgresql";
@@ -201,7 +201,11 @@ pub(super) fn explain(error: &tokio_postgres::Error, settings: &TlsSettings) -> 
         Error::InvalidCertificate(CertificateError::NotValidForNameContext { expected, presented }) => format!(
             "its certificate is not for {}, but for {}: connect by a name that it has",
             expected.to_str(),
-            if presented.is_empty() { "no name at all".to_string() } else { presented.join(", ") }
+            if presented.is_empty() {
+                "no name at all".to_string()
+            } else {
+                presented.join(", ")
+            }
         ),
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!("its certificate is not signed by an authority {}", roots())
@@ -211,8 +215,13 @@ pub(super) fn explain(error: &tokio_postgres::Error, settings: &TlsSettings) -> 
         }
         Error::InvalidCertificate(problem) => format!("its certificate is not acceptable: {problem}"),
         Error::AlertReceived(alert) => match &settings.identity {
-            Some((file, _)) => format!("it refused TLS ({alert:?}); perhaps it does not trust sslcert {}", file.display()),
-            None => format!("it refused TLS ({alert:?}); perhaps it wants a client certificate: set sslcert and sslkey"),
+            Some((file, _)) => format!(
+                "it refused TLS ({alert:?}); perhaps it does not trust sslcert {}",
+                file.display()
+            ),
+            None => {
+                format!("it refused TLS ({alert:?}); perhaps it wants a client certificate: set sslcert and sslkey")
+            }
         },
         other => format!("TLS failed: {other}"),
     })
@@ -225,7 +234,9 @@ fn rustls_error(error: &tokio_postgres::Error) -> Option<&Error> {
             return Some(found);
         }
         // Its `source` would be the cause of what it contains.
-        if let Some(found) = current.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref)
+        if let Some(found) = current
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::get_ref)
             && let Some(found) = found.downcast_ref::<Error>()
         {
             return Some(found);

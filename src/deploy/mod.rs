@@ -14,8 +14,8 @@ use tracing::{info, warn};
 
 use crate::call::Caller;
 use crate::config::DeployPolicy;
-use crate::connect::{Connector, Pool};
-use crate::error::{CallError, Error, ErrorKind, describe};
+use crate::connect::{Connector, NoConnection, Pool, Pooled};
+use crate::error::{CallError, Error, ErrorKind, describe, describe_call};
 use crate::schema_name::SchemaName;
 
 mod embedded {
@@ -60,15 +60,18 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// A connection that nobody else will use, and whether it is a session.
-    async fn connection(&self) -> Result<(ClientWrapper, bool), Error> {
+    /// A connection, and whether it is a session.
+    async fn connection(&self) -> Result<(Pooled, bool), Error> {
         let Some(direct) = self.direct else {
             let pooled = self.pool.get(self.pool.wait()).await.map_err(call_failed)?;
-            return Ok((pooled.take(), !self.transaction_pooler));
+            return Ok((pooled, !self.transaction_pooler));
         };
         match direct.connect(None).await {
-            Ok((client, task)) => Ok((ClientWrapper::new(client, task), true)),
-            Err(error) => Err(Error::new(ErrorKind::Connect, format!("the direct URL: {error}"))),
+            Ok((client, task)) => Ok((Pooled::Single(ClientWrapper::new(client, task)), true)),
+            Err(error) => Err(Error::new(
+                ErrorKind::Connect,
+                format!("cannot connect by the direct URL to {error}"),
+            )),
         }
     }
 }
@@ -128,6 +131,9 @@ fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
 
 fn call_failed(error: CallError) -> Error {
     let kind = match &error {
+        CallError::NoConnection(NoConnection::Failed(servers)) => {
+            return Error::new(ErrorKind::Connect, format!("cannot connect to {servers}"));
+        }
         CallError::NoConnection(_) | CallError::Closed | CallError::TimedOut => ErrorKind::Connect,
         _ => ErrorKind::Database,
     };
@@ -235,8 +241,7 @@ async fn check_server(client: &Client) -> Result<(), Error> {
 }
 
 async fn apply(place: &Place<'_>, schema: &SchemaName) -> Result<(), Error> {
-    // Its search_path and its advisory lock are not for the pool: the connection ends with this function.
-    let (mut wrapper, is_session) = place.connection().await?;
+    let (connection, is_session) = place.connection().await?;
     if !is_session {
         return Err(Error::new(
             ErrorKind::Schema,
@@ -247,6 +252,8 @@ async fn apply(place: &Place<'_>, schema: &SchemaName) -> Result<(), Error> {
             ),
         ));
     }
+    // Its search_path and its advisory lock are not for the pool: the connection ends with this function.
+    let mut wrapper = connection.take();
     let client: &mut Client = &mut wrapper;
     check_server(client).await?;
     client
@@ -372,5 +379,5 @@ fn database(error: tokio_postgres::Error) -> Error {
     } else {
         ""
     };
-    Error::new(kind, format!("{}{hint}", describe(&error))).caused_by(error)
+    Error::new(kind, format!("{}{hint}", describe_call(&error))).caused_by(error)
 }
