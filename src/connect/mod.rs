@@ -21,7 +21,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode};
 use tokio_postgres::{Config, Notification};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::call::jittered;
 use crate::error::{Error, ErrorKind, describe};
@@ -171,17 +171,25 @@ impl Connector {
                     );
                     tokio::time::sleep(jittered(PASSWORD_BACKOFF * 2_u32.pow(attempt))).await;
                 }
-                Ok(Err(DialError::Server(error))) => return Err(self.explain(&error)),
+                Ok(Err(DialError::Server(error))) => match self.explain_tls(&error) {
+                    None => return Err(describe(&error)),
+                    Some(problem) if config.get_ssl_mode() == SslMode::Prefer && !self.settings.tls.verifies() => {
+                        debug!(server = server.name(), problem, "no TLS; going on without");
+                        config.ssl_mode(SslMode::Disable);
+                        attempt -= 1;
+                    }
+                    Some(problem) => return Err(problem),
+                },
             }
         }
     }
 
-    fn explain(&self, error: &tokio_postgres::Error) -> String {
+    /// None: the error is not about TLS.
+    fn explain_tls(&self, error: &tokio_postgres::Error) -> Option<String> {
         #[cfg(feature = "tls")]
-        if let Some(explanation) = tls::explain(error, &self.settings.tls) {
-            return explanation;
-        }
-        describe(error)
+        return tls::explain(error, &self.settings.tls);
+        #[cfg(not(feature = "tls"))]
+        None
     }
 
     /// The settings with this server alone.

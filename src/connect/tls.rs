@@ -113,12 +113,7 @@ impl Verifier {
             checks_name: settings.mode == TlsMode::VerifyFull,
             algorithms: provider.signature_verification_algorithms,
         };
-        // As libpq does, `require` verifies when it knows whom to trust; `prefer` only when told.
-        let verifies = match settings.mode {
-            TlsMode::Disable => false,
-            TlsMode::Prefer => settings.files_asked_for.contains(&"sslrootcert"),
-            TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => true,
-        };
+        let verifies = settings.verifies();
         let roots = match &settings.roots {
             Some(Roots::System) if verifies => system_roots()?,
             Some(Roots::File(file)) if verifies => {

@@ -34,6 +34,17 @@ pub(crate) struct TlsSettings {
 }
 
 impl TlsSettings {
+    /// Whether the server's certificate has to be one that somebody known signed.
+    ///
+    /// As libpq does, `require` verifies when it knows whom to trust; `prefer` only when told whom.
+    pub(super) fn verifies(&self) -> bool {
+        match self.mode {
+            TlsMode::Disable => false,
+            TlsMode::Prefer => self.files_asked_for.contains(&"sslrootcert"),
+            TlsMode::Require | TlsMode::VerifyCa | TlsMode::VerifyFull => self.roots.is_some(),
+        }
+    }
+
     /// Takes what is about TLS out of the parameters. `home`: where libpq looks for files that nothing names.
     pub(super) fn take(given: &mut Parameters, home: Option<&Path>) -> Result<Self, String> {
         let in_home = |name: &str| home.map(|home| home.join(name)).filter(|file| file.is_file());

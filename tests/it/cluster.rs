@@ -300,7 +300,7 @@ impl Pooler {
             "[databases]\n* = host={} port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
              unix_socket_dir =\npool_mode = transaction\nauth_type = trust\nauth_file = {directory}/users\n\
              auth_user = postgres\nauth_query = select usename, passwd from pg_shadow where usename = $1\n\
-             default_pool_size = {connections}\nmax_client_conn = 1000\nlog_connections = 0\nlog_disconnections = 0\n",
+             default_pool_size = {connections}\nserver_idle_timeout = 5\nmax_client_conn = 1000\nlog_connections = 0\nlog_disconnections = 0\n",
             cluster.folder.path.display(),
             cluster.port,
         );

@@ -30,8 +30,8 @@ pub static MODE: LazyLock<Mode> = LazyLock::new(|| match std::env::var("TEST_CON
     Ok(other) => panic!("TEST_CONNECTION={other} is none of plain, pooler, tls and token"),
 });
 
-/// Fewer connections than the providers of one test have, so that they get each other's.
-const POOLER_CONNECTIONS: usize = 5;
+/// For each role. Fewer than the providers have that run at once, so that they get each other's.
+const POOLER_CONNECTIONS: usize = 8;
 
 static BEHIND_POOLER: LazyLock<(Cluster, Pooler)> = LazyLock::new(|| {
     let cluster = Cluster::start(&Options::default());

@@ -5,11 +5,11 @@ mod files;
 use duroxide_postgres::{Error, ErrorKind, PostgresProvider};
 use rcgen::{BasicConstraints, IsCa, KeyPair, date_time_ymd};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::fixtures::{LOCK, start, turn};
 use crate::secure::{self, Authority, CERTIFIED, HOST, Identity, PASSWORD, SERVER};
-use crate::support::{TestSchema, connect};
+use crate::support::{TestSchema, connect, database_url};
 
 /// Connects, works, and looks whether all of its connections are encrypted.
 async fn works(url: &str) -> bool {
@@ -175,17 +175,47 @@ async fn a_client_can_show_a_certificate() {
     assert_says(&error, ErrorKind::Connect, &["sslcert"]);
 }
 
+/// Accepts one connection, answers the request for TLS, and says nothing that makes sense.
+async fn answer(listener: &TcpListener, answer: &[u8]) {
+    let (mut client, _) = listener.accept().await.expect("accept");
+    let mut request = [0; 8];
+    client.read_exact(&mut request).await.expect("a request for TLS");
+    client.write_all(answer).await.expect("an answer");
+}
+
 #[tokio::test]
 async fn a_server_without_tls_is_refused_where_it_is_required() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
     let port = listener.local_addr().expect("address").port();
-    let server = tokio::spawn(async move {
-        let (mut client, _) = listener.accept().await.expect("accept");
-        let mut request = [0; 8];
-        client.read_exact(&mut request).await.expect("a request for TLS");
-        client.write_all(b"N").await.expect("no");
-    });
-    let error = refused(&format!("postgres://u@127.0.0.1:{port}/d?sslmode=require")).await;
+    let url = format!("postgres://u@127.0.0.1:{port}/d?sslmode=require");
+    let (error, ()) = tokio::join!(refused(&url), answer(&listener, b"N"));
     assert_says(&error, ErrorKind::Connect, &["does not support TLS", &port.to_string()]);
-    server.await.expect("asked for TLS");
+    let (error, ()) = tokio::join!(refused(&url), answer(&listener, b"Snot what TLS looks like"));
+    assert_says(&error, ErrorKind::Connect, &["TLS failed", &port.to_string()]);
+}
+
+/// As libpq: who prefers TLS and cannot have it, does without.
+#[tokio::test]
+async fn a_server_whose_tls_does_not_work_is_connected_to_without_it() {
+    let config: tokio_postgres::Config = database_url().parse().expect("DATABASE_URL");
+    let server = ("127.0.0.1", config.get_ports().first().copied().unwrap_or(5432));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
+    let port = listener.local_addr().expect("address").port();
+    let proxy = tokio::spawn(async move {
+        answer(&listener, b"Snot what TLS looks like").await;
+        let (mut client, _) = listener.accept().await.expect("accept");
+        let mut server = TcpStream::connect(server).await.expect("the server");
+        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+    });
+    let password = config.get_password().map_or(String::new(), |password| {
+        format!("password='{}'", String::from_utf8_lossy(password))
+    });
+    let error = refused(&format!(
+        "host=127.0.0.1 port={port} user={} dbname=no_such_database sslmode=prefer {password}",
+        config.get_user().expect("user")
+    ))
+    .await;
+    // The real server said so.
+    assert_says(&error, ErrorKind::Connect, &["no_such_database", "3D000"]);
+    proxy.await.expect("both connections");
 }
