@@ -151,8 +151,10 @@ async fn an_outage_is_no_reason_for_a_storm() {
             let provider = Arc::clone(&provider);
             tokio::spawn(async move {
                 while Instant::now() < until {
-                    let error = provider.get_queue_depths().await.expect_err("no server");
-                    assert!(error.is_retryable(), "{error}");
+                    // The last ones are answered when the server is back.
+                    if let Err(error) = provider.get_queue_depths().await {
+                        assert!(error.is_retryable(), "{error}");
+                    }
                 }
             })
         })
