@@ -7,16 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Object, Pool, PoolError, TimeoutType};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{Instrument, debug, debug_span, warn};
 use uuid::Uuid;
 
+use crate::connect::{NoConnection, Pool, Pooled};
 use crate::error::CallError;
 use crate::follow::Follow;
 use crate::lease::Leases;
+use crate::signatures;
 
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
@@ -33,8 +34,8 @@ const MAX_BACKOFF: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(crate) struct Caller {
     pool: Pool,
-    /// Whether nobody else uses the pool.
-    owns_pool: bool,
+    /// Whether statements have no name: behind a pooler the next one may run elsewhere.
+    unnamed: bool,
     schema: Arc<str>,
     /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls. Closed with the provider.
     ordinary: Arc<Semaphore>,
@@ -79,23 +80,21 @@ impl<T> Answer<T> {
 }
 
 impl Caller {
-    /// `quoted_schema` must be a quoted identifier.
-    pub(crate) fn new(pool: Pool, owns_pool: bool, quoted_schema: &str) -> Self {
-        let size = pool.status().max_size;
+    /// `unnamed`: no named prepared statements. `quoted_schema` must be a quoted identifier.
+    pub(crate) fn new(pool: Pool, unnamed: bool, quoted_schema: &str) -> Self {
+        let size = pool.size();
         let reserved = (size / 4).max(1);
         Self {
             ordinary: Arc::new(Semaphore::new(size.saturating_sub(reserved).max(1))),
             pool,
-            owns_pool,
+            unnamed,
             schema: quoted_schema.into(),
         }
     }
 
     pub(crate) fn close(&self) {
         self.ordinary.close();
-        if self.owns_pool {
-            self.pool.close();
-        }
+        self.pool.close();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -117,7 +116,7 @@ impl Caller {
         let span = debug_span!("duroxide_postgres", function);
         async {
             let permit = self.permit().await?;
-            let connection = self.connection(Some(permit)).await?;
+            let connection = self.connection(Some(permit), self.pool.wait()).await?;
             self.attempt(&connection, function, parameters, &AtomicBool::default(), follow)
                 .await
         }
@@ -137,12 +136,17 @@ impl Caller {
             .await
     }
 
-    async fn connection(&self, permit: Option<OwnedSemaphorePermit>) -> Result<Connection, CallError> {
+    /// `wait`: how long to wait for a connection that others use.
+    async fn connection(
+        &self,
+        permit: Option<OwnedSemaphorePermit>,
+        wait: Option<Duration>,
+    ) -> Result<Connection, CallError> {
         if self.is_closed() {
             return Err(CallError::Closed);
         }
         Ok(Connection(Arc::new(Checkout {
-            object: Some(self.pool.get().await?),
+            object: Some(self.pool.get(wait).await?),
             open: AtomicUsize::new(0),
             _permit: permit,
         })))
@@ -151,10 +155,10 @@ impl Caller {
     /// Waits for an ordinary connection no longer than the pool would let it.
     async fn permit(&self) -> Result<OwnedSemaphorePermit, CallError> {
         let waiting = Arc::clone(&self.ordinary).acquire_owned();
-        let permit = match self.pool.timeouts().wait {
+        let permit = match self.pool.wait() {
             Some(limit) => tokio::time::timeout(limit, waiting)
                 .await
-                .map_err(|_| CallError::NoConnection(PoolError::Timeout(TimeoutType::Wait)))?,
+                .map_err(|_| CallError::NoConnection(self.pool.busy(Some(limit))))?,
             None => waiting.await,
         };
         permit.map_err(|_| CallError::Closed)
@@ -252,7 +256,7 @@ impl Caller {
     ) -> Result<Vec<Row>, CallError> {
         let sent = AtomicBool::new(false);
         let attempt = async {
-            let connection = self.connection(None).await?;
+            let connection = self.connection(None, None).await?;
             self.attempt(&connection, function, parameters, &sent, follow).await
         };
         match tokio::time::timeout(timeout, attempt).await {
@@ -260,11 +264,11 @@ impl Caller {
             Err(_) => {
                 // Perhaps the server is gone and nobody said so. Then the connections that have been idle since
                 // are dead too.
-                self.pool.retain(|_, metrics| metrics.last_used() < timeout);
+                self.pool.drop_idle(timeout);
                 Err(if sent.into_inner() {
                     CallError::TimedOut
                 } else {
-                    CallError::NoConnection(PoolError::Timeout(TimeoutType::Wait))
+                    CallError::NoConnection(NoConnection::TimedOut(timeout))
                 })
             }
         }
@@ -301,21 +305,17 @@ impl Caller {
         sent: &AtomicBool,
         follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
+        let text = self.statement(function, parameters.len());
         let client = connection.client();
-        let statement = client
-            .prepare_cached(&self.statement(function, parameters.len()))
-            .await
-            .map_err(CallError::unprepared)?;
-        sent.store(true, Ordering::Relaxed);
-        let mut answer = pin!(client.query(&statement, parameters));
-        if let Some(follow) = follow {
-            // Asked for once, it is on the wire: only now can anything be behind it.
-            if let Poll::Ready(rows) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await {
-                return Ok(rows?);
-            }
-            follow.sent(connection);
+        if self.unnamed {
+            let types = signatures::parameter_types(function).ok_or(CallError::NoAnswer)?;
+            let typed: Vec<_> = parameters.iter().copied().zip(types.iter().cloned()).collect();
+            sent.store(true, Ordering::Relaxed);
+            return followed(client.query_typed(&text, &typed), connection, follow).await;
         }
-        Ok(answer.await?)
+        let statement = client.prepare_cached(&text).await.map_err(CallError::unprepared)?;
+        sent.store(true, Ordering::Relaxed);
+        followed(client.query(&statement, parameters), connection, follow).await
     }
 
     fn statement(&self, function: &str, parameters: usize) -> String {
@@ -339,14 +339,14 @@ pub(crate) struct Connection(Arc<Checkout>);
 /// It goes back to the pool only when it was left in a known state: a caller that is dropped, or gave up waiting, must
 /// not leave the next one queueing behind its statement.
 struct Checkout {
-    object: Option<Object>,
+    object: Option<Pooled>,
     /// Calls that have not ended, or ended badly.
     open: AtomicUsize,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
-    fn client(&self) -> &Object {
+    fn client(&self) -> &Pooled {
         // Taken only in `drop`.
         self.0.object.as_ref().unwrap_or_else(|| unreachable!())
     }
@@ -363,9 +363,26 @@ impl Connection {
 impl Drop for Checkout {
     fn drop(&mut self) {
         if let (Some(object), 1..) = (self.object.take(), *self.open.get_mut()) {
-            drop(Object::take(object));
+            drop(object.take());
         }
     }
+}
+
+/// Waits for the answer of a call, with looks right behind it.
+async fn followed(
+    answer: impl Future<Output = Result<Vec<Row>, tokio_postgres::Error>>,
+    connection: &Connection,
+    follow: Option<&Follow>,
+) -> Result<Vec<Row>, CallError> {
+    let mut answer = pin!(answer);
+    if let Some(follow) = follow {
+        // Asked for once, it is on the wire: only now can anything be behind it.
+        if let Poll::Ready(rows) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await {
+            return Ok(rows?);
+        }
+        follow.sent(connection);
+    }
+    Ok(answer.await?)
 }
 
 fn time_left(lease_ends: impl Fn() -> Instant) -> Duration {

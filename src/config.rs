@@ -1,32 +1,29 @@
 //! Settings of a provider.
 
+use std::error::Error as StdError;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime, Timeouts};
-use tokio::sync::mpsc;
-use tokio_postgres::config::Host;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{AsyncMessage, Config, NoTls, Socket};
-use tracing::debug;
+use tokio_postgres::{Config, Socket};
 
 use crate::call::Caller;
-use crate::deploy;
+use crate::connect::{
+    AskPassword, Connector, Dial, PasswordRequest, Pool, Settings, WithConnector, process_environment,
+};
+use crate::deploy::{self, Place};
 use crate::error::{Error, ErrorKind};
 use crate::inner::Inner;
 use crate::provider::PostgresProvider;
 use crate::schema_name::SchemaName;
-use crate::wake::{Connector, Listening, Waker};
+use crate::wake::Waker;
 
 const DEFAULT_SCHEMA: &str = "duroxide";
 const DEFAULT_POOL_SIZE: usize = 16;
+const DEFAULT_POOL_WAIT: Duration = Duration::from_secs(30);
 const DEFAULT_HISTORY_CACHE: usize = 64 << 20;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-const POOL_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
-const KEEPALIVES_IDLE: Duration = Duration::from_secs(10);
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What [`connect`](Builder::connect) does about the schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,9 +55,13 @@ pub enum DeployPolicy {
 #[must_use = "settings do nothing until `connect` is called"]
 pub struct Builder {
     source: Source,
-    tls: Arc<dyn Tls>,
+    direct_url: Option<String>,
+    transaction_pooler: bool,
+    tls: Option<Arc<dyn Dial>>,
+    password: Option<AskPassword>,
     schema: String,
     pool_size: usize,
+    pool_wait: Duration,
     deploy: DeployPolicy,
     long_poll: bool,
     history_cache: usize,
@@ -70,41 +71,38 @@ enum Source {
     /// Kept unparsed, so that the error comes from `connect`.
     Url(String),
     Config(Box<Config>),
-    Pool(Pool),
-}
-
-impl Source {
-    fn open(self, tls: &dyn Tls, pool_size: usize) -> Result<(Pool, Option<Connector>, String), Error> {
-        match self {
-            Self::Pool(pool) => Ok((pool, None, "the pool's server".to_string())),
-            Self::Url(url) => {
-                let config = url.parse::<Config>().map_err(|error| {
-                    Error::new(
-                        ErrorKind::Config,
-                        format!("invalid connection string: {}", crate::error::describe(&error)),
-                    )
-                })?;
-                open(config, tls, pool_size)
-            }
-            Self::Config(config) => open(*config, tls, pool_size),
-        }
-    }
+    Pool(deadpool_postgres::Pool),
 }
 
 impl Builder {
-    /// Connections without a provider, and the server's name.
+    /// Connections without a provider.
     #[cfg(feature = "cli")]
-    pub(crate) fn open_pool(self) -> Result<(Pool, String), Error> {
-        let (pool, _, server) = self.source.open(&*self.tls, self.pool_size)?;
-        Ok((pool, server))
+    pub(crate) fn open_pool(self) -> Result<Pool, Error> {
+        self.open().map(|(pool, _)| pool)
+    }
+
+    /// The pool, and what fills it unless it is the application's.
+    fn open(&self) -> Result<(Pool, Option<Arc<Connector>>), Error> {
+        let settings = match &self.source {
+            Source::Pool(pool) => return Ok((Pool::Given(pool.clone()), None)),
+            Source::Url(url) => Settings::parse(url, &process_environment)?,
+            Source::Config(config) => Settings::from_config(config)?,
+        };
+        let connector = self.connector(settings)?;
+        let pool = Pool::new(Arc::clone(&connector), self.pool_size, self.pool_wait)?;
+        Ok((pool, Some(connector)))
     }
 
     fn new(source: Source) -> Self {
         Self {
             source,
-            tls: Arc::new(Connectable(NoTls)),
+            direct_url: None,
+            transaction_pooler: false,
+            tls: None,
+            password: None,
             schema: DEFAULT_SCHEMA.to_string(),
             pool_size: DEFAULT_POOL_SIZE,
+            pool_wait: DEFAULT_POOL_WAIT,
             deploy: DeployPolicy::default(),
             long_poll: true,
             history_cache: DEFAULT_HISTORY_CACHE,
@@ -115,19 +113,75 @@ impl Builder {
         Self::new(Source::Url(url.to_string()))
     }
 
+    /// Takes everything from the environment: `PGHOST`, `PGUSER`, `PGPASSWORD` and the others that libpq knows.
+    pub fn from_env() -> Self {
+        Self::from_url("")
+    }
+
     /// Starts from a tokio-postgres configuration instead of a connection string.
+    ///
+    /// The environment is not asked. TLS is as its `ssl_mode` says, with no certificate verified; for more, use a
+    /// connection string or [`tls`](Self::tls).
     pub fn from_config(config: Config) -> Self {
         Self::new(Source::Config(Box::new(config)))
     }
 
     /// Uses a pool that exists already.
     ///
-    /// Its own settings apply; [`pool_size`](Self::pool_size) and [`tls`](Self::tls) do not. There is no connection
-    /// for LISTEN then: waiting fetches poll every half second at least, and other processes learn of new work when
-    /// they poll. If it is shared, nobody may leave session state on its connections. It stays open when the provider is
-    /// closed.
-    pub fn from_pool(pool: Pool) -> Self {
+    /// Its own settings apply; [`pool_size`](Self::pool_size), [`pool_wait`](Self::pool_wait) and, but for
+    /// [`direct_url`](Self::direct_url), [`tls`](Self::tls) and [`password`](Self::password) do not. Without a direct
+    /// URL there is no connection for LISTEN: waiting fetches poll every half second at least, and other processes
+    /// learn of new work when they poll. If it is shared, nobody may leave session state on its connections. It stays
+    /// open when the provider is closed.
+    pub fn from_pool(pool: deadpool_postgres::Pool) -> Self {
         Self::new(Source::Pool(pool))
+    }
+
+    /// Whether connections lead through a pooler in transaction mode, as PgBouncer's `pool_mode = transaction`.
+    /// Default: false.
+    ///
+    /// If so, nothing is used that needs a session: no named prepared statement and no LISTEN. A
+    /// [`direct_url`](Self::direct_url) makes up for the latter.
+    pub fn transaction_pooler(mut self, transaction_pooler: bool) -> Self {
+        self.transaction_pooler = transaction_pooler;
+        self
+    }
+
+    /// A connection string that leads to the server itself where the other one leads to a pooler. Default: none.
+    ///
+    /// One connection for LISTEN uses it, and deployment. Without it, and with a
+    /// [`transaction_pooler`](Self::transaction_pooler), fetches that wait poll every half second, and a schema
+    /// that has to be deployed is an error.
+    pub fn direct_url(mut self, url: &str) -> Self {
+        self.direct_url = Some(url.to_string());
+        self
+    }
+
+    /// Where passwords come from that do not last: tokens of a cloud's identity service, leases of a vault.
+    ///
+    /// Asked for every new connection, so it should keep what is still good. A password that is refused is asked for
+    /// again a few times, with [`refused`](PasswordRequest::refused) set, before that becomes an error. Connections
+    /// that exist go on when their password expires. It takes the place of any other password.
+    ///
+    /// ```no_run
+    /// use duroxide_postgres::PostgresProvider;
+    ///
+    /// # async fn example() -> Result<(), duroxide_postgres::Error> {
+    /// let provider = PostgresProvider::builder("postgres://app@db.example/app?sslmode=verify-full&sslrootcert=system")
+    ///     .password(|_| tokio::fs::read_to_string("/run/secrets/database-token"))
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn password<F, Answer, E>(mut self, callback: F) -> Self
+    where
+        F: Fn(PasswordRequest) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<String, E>> + Send + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        self.password = Some(AskPassword::new(callback));
+        self
     }
 
     /// The schema to work in. Default: `duroxide`.
@@ -143,6 +197,14 @@ impl Builder {
     /// A quarter of them, at least one, is kept free for acks and renewals.
     pub fn pool_size(mut self, connections: usize) -> Self {
         self.pool_size = connections;
+        self
+    }
+
+    /// How long a call waits for a connection while others use all of them. Default: 30 seconds.
+    ///
+    /// Then it fails with a retryable error. Acks and renewals have their own connections and are exempt.
+    pub fn pool_wait(mut self, limit: Duration) -> Self {
+        self.pool_wait = limit;
         self
     }
 
@@ -166,7 +228,9 @@ impl Builder {
         self
     }
 
-    /// How to encrypt connections: any TLS connector for tokio-postgres. Default: none.
+    /// How to encrypt connections, instead of what the connection string says: any TLS connector for tokio-postgres.
+    ///
+    /// The connector decides what is verified; of `sslmode` only `disable`, `prefer` and `require` count then.
     pub fn tls<T>(mut self, connector: T) -> Self
     where
         T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
@@ -174,7 +238,7 @@ impl Builder {
         T::TlsConnect: Send + Sync,
         <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
     {
-        self.tls = Arc::new(Connectable(connector));
+        self.tls = Some(Arc::new(WithConnector(connector)));
         self
     }
 
@@ -188,22 +252,29 @@ impl Builder {
         if self.pool_size == 0 {
             return Err(Error::new(ErrorKind::Config, "the pool size must be at least 1"));
         }
-        let owns_pool = !matches!(self.source, Source::Pool(_));
-        let (pool, connector, server) = self.source.open(&*self.tls, self.pool_size)?;
-        let caller = Caller::new(pool.clone(), owns_pool, &schema.quoted());
-        deploy::deploy(&pool, &caller, &schema, self.deploy)
-            .await
-            .map_err(|error| match error.kind() {
-                ErrorKind::Connect => {
-                    let message = format!("cannot connect to {server}: {error}");
-                    Error::new(ErrorKind::Connect, message).caused_by(error)
-                }
-                _ => error,
-            })?;
-        let waker = Waker::new(schema.channel(), connector);
+        let (pool, connector) = self.open()?;
+        let direct = match &self.direct_url {
+            Some(url) => Some(self.connector(Settings::parse(url, &process_environment)?)?),
+            None => None,
+        };
+        let caller = Caller::new(pool.clone(), self.transaction_pooler, &schema.quoted());
+        let place = Place {
+            pool: &pool,
+            caller: &caller,
+            direct: direct.as_deref(),
+            transaction_pooler: self.transaction_pooler,
+        };
+        deploy::deploy(&place, &schema, self.deploy).await?;
+        // LISTEN needs a session.
+        let listener = direct.or(connector.filter(|_| !self.transaction_pooler));
+        let waker = Waker::new(schema.channel(), listener);
         Ok(PostgresProvider {
             inner: Inner::new(caller, waker, schema, self.long_poll, self.history_cache),
         })
+    }
+
+    fn connector(&self, settings: Settings) -> Result<Arc<Connector>, Error> {
+        Connector::new(settings, self.tls.clone(), self.password.clone()).map(Arc::new)
     }
 }
 
@@ -212,114 +283,11 @@ impl fmt::Debug for Builder {
         f.debug_struct("Builder")
             .field("schema", &self.schema)
             .field("pool_size", &self.pool_size)
+            .field("pool_wait", &self.pool_wait)
+            .field("transaction_pooler", &self.transaction_pooler)
             .field("deploy", &self.deploy)
             .field("long_poll", &self.long_poll)
             .field("history_cache", &self.history_cache)
             .finish_non_exhaustive()
-    }
-}
-
-/// A pool, a way to LISTEN, and the server's name for error messages.
-fn open(mut config: Config, tls: &dyn Tls, pool_size: usize) -> Result<(Pool, Option<Connector>, String), Error> {
-    if config.get_application_name().is_none() {
-        config.application_name(env!("CARGO_PKG_NAME"));
-    }
-    // Without these a connection whose peer vanished is noticed only after minutes, or hours.
-    if config.get_tcp_user_timeout().is_none() {
-        config.tcp_user_timeout(TCP_USER_TIMEOUT);
-    }
-    if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
-        config.keepalives_idle(KEEPALIVES_IDLE);
-    }
-    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-        return Err(Error::new(ErrorKind::Config, "the connection string names no host"));
-    }
-    let server = server_name(&config);
-    let pool = Pool::builder(tls.manager(config.clone()))
-        .max_size(pool_size)
-        // The connection used last: its backend has everything at hand.
-        .queue_mode(QueueMode::Lifo)
-        .runtime(Runtime::Tokio1)
-        .timeouts(Timeouts {
-            wait: Some(POOL_WAIT_TIMEOUT),
-            create: Some(*config.get_connect_timeout().unwrap_or(&CONNECT_TIMEOUT)),
-            recycle: Some(CONNECT_TIMEOUT),
-        })
-        .build()
-        .map_err(|error| Error::new(ErrorKind::Config, error.to_string()))?;
-    Ok((pool, Some(tls.connector(config)), server))
-}
-
-fn server_name(config: &Config) -> String {
-    let ports = config.get_ports();
-    let port = |position: usize| ports.get(position).or(ports.first()).copied().unwrap_or(5432);
-    let hosts: Vec<String> = config
-        .get_hosts()
-        .iter()
-        .enumerate()
-        .map(|(position, host)| match host {
-            Host::Tcp(name) => format!("{name}:{}", port(position)),
-            #[cfg(unix)]
-            Host::Unix(directory) => format!("{}/.s.PGSQL.{}", directory.display(), port(position)),
-        })
-        .collect();
-    let database = config
-        .get_dbname()
-        .map_or(String::new(), |name| format!(" database {name:?}"));
-    format!("{}{database}", hosts.join(","))
-}
-
-/// A TLS connector whose type is forgotten.
-trait Tls: Send + Sync {
-    fn manager(&self, config: Config) -> Manager;
-    fn connector(&self, config: Config) -> Connector;
-}
-
-struct Connectable<T>(T);
-
-impl<T> Tls for Connectable<T>
-where
-    T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
-    T::Stream: Send + Sync,
-    T::TlsConnect: Send + Sync,
-    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
-{
-    fn manager(&self, config: Config) -> Manager {
-        let recycling = ManagerConfig {
-            recycling_method: RecyclingMethod::Fast,
-        };
-        Manager::from_config(config, self.0.clone(), recycling)
-    }
-
-    fn connector(&self, config: Config) -> Connector {
-        let tls = self.0.clone();
-        Arc::new(move || {
-            let (config, tls) = (config.clone(), tls.clone());
-            Box::pin(async move {
-                let (client, mut connection) = config.connect(tls).await?;
-                let (sender, notifications) = mpsc::unbounded_channel();
-                tokio::spawn(async move {
-                    loop {
-                        match poll_fn(|context| connection.poll_message(context)).await {
-                            Some(Ok(AsyncMessage::Notification(notification))) => {
-                                if sender.send(notification).is_err() {
-                                    break;
-                                }
-                            }
-                            Some(Ok(_)) => {}
-                            Some(Err(error)) => {
-                                debug!(
-                                    error = crate::error::describe(&error),
-                                    "the connection for LISTEN failed"
-                                );
-                                break;
-                            }
-                            None => break,
-                        }
-                    }
-                });
-                Ok(Listening { client, notifications })
-            })
-        })
     }
 }

@@ -6,9 +6,10 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use deadpool_postgres::PoolError;
 use duroxide::providers::ProviderError;
 use tokio_postgres::error::{Severity, SqlState};
+
+use crate::connect::NoConnection;
 
 /// Raised by the functions when a lease is not (or no longer) the caller's.
 pub(crate) const LEASE_LOST: &str = "DX001";
@@ -82,7 +83,7 @@ impl StdError for Error {
 #[derive(Debug)]
 pub(crate) enum CallError {
     /// No connection could be had. Nothing was sent.
-    NoConnection(PoolError),
+    NoConnection(NoConnection),
     /// The statement failed, or its answer was lost.
     Statement(tokio_postgres::Error),
     /// No answer in time. It may still take effect.
@@ -101,7 +102,7 @@ impl CallError {
     /// A statement could not be prepared, so nothing was executed: a connection lost then is as good as none.
     pub(crate) fn unprepared(error: tokio_postgres::Error) -> Self {
         if may_have_committed(&error) {
-            Self::NoConnection(PoolError::Backend(error))
+            Self::NoConnection(NoConnection::Lost(error))
         } else {
             Self::Statement(error)
         }
@@ -148,7 +149,7 @@ impl CallError {
     pub(crate) fn spoils_connection(&self) -> bool {
         match self.sql_state() {
             // Read-only: it leads to a server that is no longer the primary.
-            Some(state) => matches!(state.code(), "25006" | "57P01" | "57P02" | "57P03" | "57P05"),
+            Some(state) => matches!(state.code(), "25006" | "57P01" | "57P02" | "57P03" | "57P05" | "42P05"),
             None => matches!(self, Self::TimedOut),
         }
     }
@@ -186,6 +187,7 @@ fn is_retryable_state(code: &str) -> bool {
                 | "55P03"
                 | "0A000"
                 | "26000"
+                | "42P05"
         )
         || code == TREE_CHANGED
 }
@@ -217,8 +219,8 @@ fn is_conversion(error: &tokio_postgres::Error) -> bool {
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoConnection(error) => write!(f, "no connection to PostgreSQL: {}", describe(error)),
-            Self::Statement(error) => f.write_str(&describe(error)),
+            Self::NoConnection(error) => write!(f, "no connection to PostgreSQL: {error}"),
+            Self::Statement(error) => f.write_str(&describe_call(error)),
             Self::TimedOut => f.write_str("PostgreSQL did not answer in time; the call may still take effect"),
             Self::Closed => f.write_str("the provider is closed"),
             Self::LeaseLost(what) => write!(f, "Invalid lock token: {what} (SQLSTATE {LEASE_LOST})"),
@@ -231,15 +233,6 @@ impl fmt::Display for CallError {
 impl From<tokio_postgres::Error> for CallError {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::Statement(error)
-    }
-}
-
-impl From<PoolError> for CallError {
-    fn from(error: PoolError) -> Self {
-        match error {
-            PoolError::Closed => Self::Closed,
-            other => Self::NoConnection(other),
-        }
     }
 }
 
@@ -271,4 +264,21 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
         next = current.source();
     }
     parts.join(": ")
+}
+
+/// As [`describe`], with advice where the error shows that a pooler is in the way.
+pub(crate) fn describe_call(error: &(dyn StdError + 'static)) -> String {
+    let text = describe(error);
+    let state = error
+        .downcast_ref::<tokio_postgres::Error>()
+        .and_then(|error| error.code());
+    // Statements have names that are unique to a connection, and are not closed by others.
+    if state.is_some_and(|state| matches!(state.code(), "26000" | "42P05")) {
+        format!(
+            "{text}. It seems that a pooler in transaction mode is in between: set Builder::transaction_pooler(true), and \
+             Builder::direct_url to the server itself"
+        )
+    } else {
+        text
+    }
 }

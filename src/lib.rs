@@ -13,6 +13,7 @@ mod call;
 #[doc(hidden)]
 pub mod cli;
 mod config;
+mod connect;
 mod deploy;
 mod encode;
 mod error;
@@ -28,6 +29,7 @@ mod poll;
 mod provider;
 mod schema_name;
 mod sessions;
+mod signatures;
 mod token;
 mod turn;
 mod turn_ack;
@@ -37,5 +39,6 @@ mod wake;
 mod work_item;
 
 pub use config::{Builder, DeployPolicy};
+pub use connect::PasswordRequest;
 pub use error::{Error, ErrorKind};
 pub use provider::PostgresProvider;

@@ -52,12 +52,12 @@ pub struct PostgresProvider {
 impl PostgresProvider {
     /// Connects with the defaults: schema `duroxide`, deployed or upgraded if need be, and long polling.
     ///
-    /// `url` is anything libpq and tokio-postgres both understand: `postgres://user@host/database?…` or
-    /// `host=… user=…`.
+    /// `url` is what libpq understands: `postgres://user@host/database?…` or `host=… user=…`. What it leaves open
+    /// comes from the environment: `PGHOST`, `PGPASSWORD`, `PGSSLMODE`…
     ///
     /// # Errors
     ///
-    /// When the connection string makes no sense, the server cannot be reached or is older than PostgreSQL 14, the
+    /// When the connection string makes no sense or names files that cannot be used, the server cannot be reached or is older than PostgreSQL 14, the
     /// schema cannot be deployed, or it was deployed by a release that no longer serves this one.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect().await

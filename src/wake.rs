@@ -4,19 +4,18 @@
 //! next due row, or by a fallback poll. NOTIFY is sent off the data transaction, on the listener's own connection,
 //! and coalesced.
 
+use std::error::Error as StdError;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tokio::sync::Notify;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_postgres::{Client, Notification};
 use tracing::{debug, warn};
 
 use crate::call::jittered;
+use crate::connect::Connector;
 use crate::inner::Inner;
 use crate::schema_name::quote_identifier;
 
@@ -46,16 +45,6 @@ impl Queue {
         }
     }
 }
-
-/// A connection for LISTEN: the client, and its notifications as they arrive. The receiver ends when the
-/// connection does.
-pub(crate) struct Listening {
-    pub(crate) client: Client,
-    pub(crate) notifications: UnboundedReceiver<Notification>,
-}
-
-/// Opens a connection for LISTEN.
-pub(crate) type Connector = Arc<dyn Fn() -> BoxFuture<'static, Result<Listening, tokio_postgres::Error>> + Send + Sync>;
 
 struct Shared {
     /// Whose fetches are woken.
@@ -95,14 +84,14 @@ impl Shared {
 /// Wakes waiting fetches of this process, and tells other processes.
 pub(crate) struct Waker {
     shared: Arc<Shared>,
-    listener: Option<(String, Connector)>,
+    listener: Option<(String, Arc<Connector>)>,
     task: OnceLock<JoinHandle<()>>,
 }
 
 impl Waker {
     /// `channel`: the NOTIFY channel of the schema. `connector`: none if there is no way to LISTEN; then the
     /// fallback poll must do, and other processes are not told.
-    pub(crate) fn new(channel: String, connector: Option<Connector>) -> Self {
+    pub(crate) fn new(channel: String, connector: Option<Arc<Connector>>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 inner: OnceLock::new(),
@@ -155,13 +144,13 @@ impl Drop for Waker {
 }
 
 /// Keeps the listener connected, and sends what is unsent.
-async fn run(shared: Arc<Shared>, channel: String, connector: Connector) {
+async fn run(shared: Arc<Shared>, channel: String, connector: Arc<Connector>) {
     let mut backoff = FIRST_RECONNECT;
     loop {
         match listen(&shared, &channel, &connector, &mut backoff).await {
             Ok(()) => debug!("the connection for LISTEN ended; connecting again"),
             Err(error) => warn!(
-                error = crate::error::describe(&error),
+                error = crate::error::describe_call(&*error),
                 "cannot LISTEN for wake-ups; polling instead"
             ),
         }
@@ -178,11 +167,9 @@ async fn listen(
     channel: &str,
     connector: &Connector,
     backoff: &mut Duration,
-) -> Result<(), tokio_postgres::Error> {
-    let Listening {
-        client,
-        mut notifications,
-    } = connector().await?;
+) -> Result<(), Box<dyn StdError + Send + Sync>> {
+    let (sender, mut notifications) = mpsc::unbounded_channel();
+    let (client, _task) = connector.connect(Some(sender)).await?;
     // A NOTIFY is not data either.
     client
         .batch_execute(&format!(
@@ -213,7 +200,7 @@ async fn listen(
                 let bits = shared.unsent.swap(0, Ordering::AcqRel);
                 if let Err(error) = client.query(&notify, &[&channel, &bits.to_string()]).await {
                     shared.unsent.fetch_or(bits, Ordering::AcqRel);
-                    return Err(error);
+                    return Err(error.into());
                 }
                 next_send = Instant::now() + NOTIFY_INTERVAL;
             }

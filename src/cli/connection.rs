@@ -1,14 +1,15 @@
 //! The server and the schema a command is about.
 
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::ClientWrapper;
 use tokio_postgres::Row;
 
 use super::arguments::Arguments;
 use super::output::Failure;
 use crate::PostgresProvider;
 use crate::call::{Caller, Parameters};
+use crate::connect::{Pool, Pooled};
 use crate::deploy::{self, Deployment, Standing};
-use crate::error::{CallError, Error, ErrorKind};
+use crate::error::{Error, ErrorKind};
 use crate::inner::Inner;
 use crate::schema_name::SchemaName;
 use crate::wake::Waker;
@@ -17,41 +18,42 @@ use crate::wake::Waker;
 const POOL_SIZE: usize = 2;
 
 pub(super) struct Connection {
-    pub(super) pool: Pool,
+    pool: Pool,
     pub(super) schema: SchemaName,
     caller: Caller,
-    server: String,
 }
 
 impl Connection {
     /// Does not connect yet.
     pub(super) fn open(arguments: &Arguments) -> Result<Self, Failure> {
         let schema = SchemaName::new(&arguments.schema)?;
-        let Some(url) = arguments.database_url.as_deref().filter(|url| !url.is_empty()) else {
+        let url = arguments.database_url.as_deref().unwrap_or_default();
+        if url.is_empty() && std::env::var_os("PGHOST").is_none() {
             return Err(Failure::usage(
-                "no server named: set DATABASE_URL, or use --database-url",
+                "no server named: set DATABASE_URL or PGHOST, or use --database-url",
             ));
-        };
-        let (pool, server) = PostgresProvider::builder(url).pool_size(POOL_SIZE).open_pool()?;
+        }
+        let pool = PostgresProvider::builder(url).pool_size(POOL_SIZE).open_pool()?;
         Ok(Self {
-            caller: Caller::new(pool.clone(), true, &schema.quoted()),
+            caller: Caller::new(pool.clone(), false, &schema.quoted()),
             pool,
             schema,
-            server,
         })
     }
 
-    pub(super) async fn client(&self) -> Result<Object, Failure> {
-        let client = self.pool.get().await;
-        client.map_err(|error| {
-            Failure::unreachable(format!("cannot connect to {}: {}", self.server, CallError::from(error)))
-        })
+    pub(super) async fn client(&self) -> Result<Pooled, Failure> {
+        let client = self.pool.get(self.pool.wait()).await;
+        client.map_err(|error| self.failure(deploy::call_failed(error)))
     }
 
-    /// An error, with the server's name where it matters.
+    /// A connection that nobody else uses, not even afterwards.
+    pub(super) async fn session(&self) -> Result<ClientWrapper, Failure> {
+        self.client().await.map(Pooled::take)
+    }
+
     pub(super) fn failure(&self, error: Error) -> Failure {
         match error.kind() {
-            ErrorKind::Connect => Failure::unreachable(format!("cannot connect to {}: {error}", self.server)),
+            ErrorKind::Connect => Failure::unreachable(error.to_string()),
             _ => error.into(),
         }
     }

@@ -33,7 +33,8 @@ async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
     let name = connection.schema.as_str();
     let progress = ProgressBar::new_spinner().with_message(format!("deploying release {RELEASE} to schema {name:?}"));
     progress.enable_steady_tick(Duration::from_millis(100));
-    let applied = deploy::apply(&connection.pool, &connection.schema, true).await;
+    let mut session = connection.session().await?;
+    let applied = deploy::apply(&mut session, &connection.schema, true).await;
     progress.finish_and_clear();
     let applied = applied.map_err(|error| connection.failure(error))?;
     let found = connection.deployment().await?;
@@ -162,7 +163,8 @@ async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, Failure> {
     if !yes {
         confirm(connection).await?;
     }
-    let removal = deploy::remove(&connection.pool, &connection.schema)
+    let mut session = connection.session().await?;
+    let removal = deploy::remove(&mut session, &connection.schema)
         .await
         .map_err(|error| connection.failure(error))?;
     let rest = if removal.schema_dropped {

@@ -16,14 +16,16 @@ mod script;
 #[cfg(feature = "cli")]
 mod views;
 
-use deadpool_postgres::Pool;
+use deadpool_postgres::ClientWrapper;
 use semver::Version;
+use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, IsolationLevel, Row, Transaction};
 use tracing::{info, warn};
 
 use crate::call::Caller;
 use crate::config::DeployPolicy;
-use crate::error::{CallError, Error, ErrorKind, describe};
+use crate::connect::{Connector, NoConnection, Pool, Pooled};
+use crate::error::{CallError, Error, ErrorKind, describe, describe_call};
 use crate::schema_name::SchemaName;
 
 #[cfg(feature = "cli")]
@@ -39,7 +41,7 @@ pub(crate) use views::changed_views;
 
 const DESCRIBE_SCHEMA: &str = include_str!("describe_schema.sql");
 /// What a deployment looks like, as [`DESCRIBE_SCHEMA`] shows it.
-const EXPECTED: &str = include_str!("../../sql/deployed.txt");
+pub(crate) const EXPECTED: &str = include_str!("../../sql/deployed.txt");
 
 /// The release that deploys.
 pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -64,20 +66,71 @@ pub(crate) enum Standing {
     Newer,
 }
 
+/// How the server is reached.
+pub(crate) struct Place<'a> {
+    pub(crate) pool: &'a Pool,
+    /// Calls functions by way of the pool.
+    pub(crate) caller: &'a Caller,
+    /// The way around a pooler.
+    pub(crate) direct: Option<&'a Connector>,
+    /// Whether the pool's connections lead to a pooler that shares its own by the transaction.
+    pub(crate) transaction_pooler: bool,
+}
+
+impl Place<'_> {
+    /// A connection, and whether it is a session.
+    async fn connection(&self) -> Result<(Pooled, bool), Error> {
+        let Some(direct) = self.direct else {
+            let pooled = self.pool.get(self.pool.wait()).await.map_err(call_failed)?;
+            return Ok((pooled, !self.transaction_pooler));
+        };
+        match direct.connect(None).await {
+            Ok((client, task)) => Ok((Pooled::Single(ClientWrapper::new(client, task)), true)),
+            Err(error) => Err(Error::new(
+                ErrorKind::Connect,
+                format!("cannot connect by the direct URL to {error}"),
+            )),
+        }
+    }
+}
+
+impl Place<'_> {
+    /// A connection for a deployment. It ends afterwards: statements that it prepared are not for the pool.
+    async fn session(&self, schema: &SchemaName) -> Result<ClientWrapper, Error> {
+        let (connection, is_session) = self.connection().await?;
+        if is_session {
+            return Ok(connection.take());
+        }
+        Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "schema {:?} has to be deployed, which a pooler in transaction mode does not allow: set \
+                 Builder::direct_url to the server itself, or deploy it from elsewhere",
+                schema.as_str()
+            ),
+        ))
+    }
+}
+
 /// Brings the schema to what the policy asks for.
-pub(crate) async fn deploy(
-    pool: &Pool,
-    caller: &Caller,
-    schema: &SchemaName,
-    policy: DeployPolicy,
-) -> Result<(), Error> {
-    let found = read(caller, schema).await?;
+pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: DeployPolicy) -> Result<(), Error> {
+    let found = read(place.caller, schema).await?;
     match policy {
         DeployPolicy::Apply => match found {
             Some(found) if !matches!(standing(&found, schema)?, Standing::Outdated) => Ok(()),
-            _ => apply(pool, schema, false).await.map(drop),
+            _ => {
+                let mut session = place.session(schema).await?;
+                apply(&mut session, schema, false).await?;
+                match place.direct {
+                    Some(_) if read(place.caller, schema).await?.is_none() => Err(Error::new(
+                        ErrorKind::Config,
+                        "the direct URL leads to another database than the connection string",
+                    )),
+                    _ => Ok(()),
+                }
+            }
         },
-        DeployPolicy::Verify => verify(pool, schema, found).await,
+        DeployPolicy::Verify => verify(place, schema, found).await,
     }
 }
 
@@ -113,8 +166,11 @@ fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
     })
 }
 
-fn call_failed(error: CallError) -> Error {
+pub(crate) fn call_failed(error: CallError) -> Error {
     let kind = match &error {
+        CallError::NoConnection(NoConnection::Failed(servers)) => {
+            return Error::new(ErrorKind::Connect, format!("cannot connect to {servers}"));
+        }
         CallError::NoConnection(_) | CallError::Closed | CallError::TimedOut => ErrorKind::Connect,
         _ => ErrorKind::Database,
     };
@@ -159,13 +215,13 @@ pub(crate) fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standi
     }
 }
 
-async fn verify(pool: &Pool, schema: &SchemaName, found: Option<Deployment>) -> Result<(), Error> {
+async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment>) -> Result<(), Error> {
     if let Some(found) = &found
         && matches!(standing(found, schema)?, Standing::Newer)
     {
         return Ok(());
     }
-    let client = pool.get().await.map_err(|error| call_failed(error.into()))?;
+    let (client, _) = place.connection().await?;
     check_server(&**client).await?;
     let actual = describe_schema(&client, schema).await?;
     let drift = drift::compare(EXPECTED, &actual);
@@ -207,7 +263,7 @@ pub(crate) fn index_statement(schema: &SchemaName, index: &str) -> String {
 
 async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
     let rows = client
-        .query(DESCRIBE_SCHEMA, &[&schema.as_str()])
+        .query_typed(DESCRIBE_SCHEMA, &[(&schema.as_str(), Type::TEXT)])
         .await
         .map_err(database)?;
     rows.iter()
@@ -218,7 +274,7 @@ async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<Str
 
 async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
     let row = client
-        .query_one(
+        .query_typed_one(
             "select current_setting('server_version_num')::integer, current_setting('server_version')",
             &[],
         )
@@ -236,9 +292,8 @@ async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
 
 /// Deploys, in one transaction. Leaves alone what is current already, unless it is to be repaired, and what is newer.
 /// Returns whether it deployed.
-pub(crate) async fn apply(pool: &Pool, schema: &SchemaName, repair: bool) -> Result<bool, Error> {
-    let mut client = pool.get().await.map_err(|error| call_failed(error.into()))?;
-    let transaction = begin(&mut client, schema).await?;
+pub(crate) async fn apply(client: &mut Client, schema: &SchemaName, repair: bool) -> Result<bool, Error> {
+    let transaction = begin(client, schema).await?;
     check_server(&transaction).await?;
 
     // Somebody else may have been faster.
@@ -370,5 +425,5 @@ pub(crate) fn database(error: tokio_postgres::Error) -> Error {
     } else {
         ""
     };
-    Error::new(kind, format!("{}{hint}", describe(&error))).caused_by(error)
+    Error::new(kind, format!("{}{hint}", describe_call(&error))).caused_by(error)
 }

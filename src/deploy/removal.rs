@@ -1,9 +1,8 @@
 //! Takes a deployment away.
 
-use deadpool_postgres::Pool;
-use tokio_postgres::Transaction;
+use tokio_postgres::{Client, Transaction};
 
-use super::{EXPECTED, begin, call_failed, database, drift};
+use super::{EXPECTED, begin, database, drift};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
 
@@ -15,9 +14,8 @@ pub(crate) struct Removal {
 }
 
 /// Drops what a deployment made, all or nothing, and the schema if nothing else is in it.
-pub(crate) async fn remove(pool: &Pool, schema: &SchemaName) -> Result<Removal, Error> {
-    let mut client = pool.get().await.map_err(|error| call_failed(error.into()))?;
-    let transaction = begin(&mut client, schema).await?;
+pub(crate) async fn remove(client: &mut Client, schema: &SchemaName) -> Result<Removal, Error> {
+    let transaction = begin(client, schema).await?;
     transaction
         .batch_execute("set local lock_timeout = '30s'; set local client_min_messages = warning")
         .await

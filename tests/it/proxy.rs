@@ -6,6 +6,7 @@ mod connection;
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_postgres::Config;
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, SslMode};
 
 use connection::Connection;
 
@@ -90,6 +91,8 @@ struct Shared {
     forbidden: Mutex<Vec<String>>,
     /// The SQL of every call that was sent, in order.
     calls: Mutex<Vec<String>>,
+    /// How many connections were accepted.
+    accepted: AtomicUsize,
 }
 
 pub struct Proxy {
@@ -112,7 +115,8 @@ impl Proxy {
         let port = bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = port.local_addr().expect("address");
         let mut config = Config::new();
-        config.host("127.0.0.1").port(address.port());
+        // It has to understand what is said.
+        config.host("127.0.0.1").port(address.port()).ssl_mode(SslMode::Disable);
         if let Some(user) = target.get_user() {
             config.user(user);
         }
@@ -133,6 +137,7 @@ impl Proxy {
             traps: Mutex::default(),
             forbidden: Mutex::default(),
             calls: Mutex::default(),
+            accepted: AtomicUsize::default(),
         });
         // Listens before it returns, so that the first connection is not refused.
         let listener = listen(address).expect("listen");
@@ -158,6 +163,11 @@ impl Proxy {
         while TcpStream::connect(self.address).await.is_ok() == (mode == Mode::Refuse) {
             tokio::task::yield_now().await;
         }
+    }
+
+    /// How many connections were accepted so far.
+    pub fn accepted(&self) -> usize {
+        self.shared.accepted.load(Ordering::Relaxed)
     }
 
     /// Cuts the connections that exist.
@@ -276,12 +286,15 @@ async fn accept(shared: Arc<Shared>, address: SocketAddr, mut listener: Option<T
         };
         tokio::select! {
             _ = state.changed() => {}
-            Ok((client, _)) = accepted => match shared.state.borrow().mode {
-                Mode::Pass | Mode::Blackhole => {
-                    tokio::spawn(Connection::serve(client, Arc::clone(&shared)));
+            Ok((client, _)) = accepted => {
+                shared.accepted.fetch_add(1, Ordering::Relaxed);
+                match shared.state.borrow().mode {
+                    Mode::Pass | Mode::Blackhole => {
+                        tokio::spawn(Connection::serve(client, Arc::clone(&shared)));
+                    }
+                    Mode::Refuse | Mode::AcceptThenClose => drop(client),
                 }
-                Mode::Refuse | Mode::AcceptThenClose => drop(client),
-            },
+            }
         }
     }
 }

@@ -112,9 +112,14 @@ pub struct TestSchema {
 
 impl TestSchema {
     pub fn new() -> Self {
+        Self::on(database_url())
+    }
+
+    /// On another server than that of `DATABASE_URL`.
+    pub fn on(url: String) -> Self {
         Self {
             name: format!("test_{}", uuid::Uuid::new_v4().simple()),
-            url: database_url(),
+            url,
         }
     }
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use duroxide::provider_validations::ProviderFactory;
 use duroxide::providers::Provider;
-use duroxide_postgres::{Builder, DeployPolicy, PostgresProvider};
+use duroxide_postgres::{DeployPolicy, PostgresProvider};
 use tokio_postgres::Client;
 
+use crate::modes;
 use crate::support::TestSchema;
 
 /// A fresh schema for each provider: validations that create a second one expect an empty store.
@@ -35,7 +36,7 @@ impl Factory {
     }
 
     fn fresh_schema(&self) -> Arc<TestSchema> {
-        let schema = Arc::new(TestSchema::new());
+        let schema = Arc::new(TestSchema::on(modes::admin_url()));
         self.schemas.lock().expect("schemas").push(Arc::clone(&schema));
         schema
     }
@@ -49,17 +50,15 @@ impl Factory {
     pub async fn provider(&self, long_poll: bool) -> Arc<PostgresProvider> {
         let schema = self.fresh_schema();
         let builder = match self.role {
-            Role::Owner => schema.builder(),
+            Role::Owner => modes::owner(&schema),
             Role::ExecuteOnly => {
                 schema.provider().await;
                 schema.create_execute_only_role().await;
-                Builder::from_config(schema.execute_only_config())
-                    .schema(&schema.name)
-                    .pool_size(8)
-                    .deploy(DeployPolicy::Verify)
+                modes::execute_only(&schema).deploy(DeployPolicy::Verify)
             }
         };
-        Arc::new(builder.long_poll(long_poll).connect().await.expect("provider"))
+        let builder = builder.schema(&schema.name).pool_size(8).long_poll(long_poll);
+        Arc::new(builder.connect().await.expect("provider"))
     }
 }
 

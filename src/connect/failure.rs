@@ -1,0 +1,54 @@
+//! Why there is no connection.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::describe;
+
+/// No server could be connected to. Says why, for each.
+#[derive(Debug)]
+pub(crate) struct ConnectError(pub(super) String);
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for ConnectError {}
+
+/// Why a call got no connection. Nothing was sent.
+#[derive(Debug)]
+pub(crate) enum NoConnection {
+    /// Others used all of them the whole time.
+    Busy {
+        waited: Option<Duration>,
+        size: usize,
+    },
+    Failed(ConnectError),
+    /// It was lost before anything was sent.
+    Lost(tokio_postgres::Error),
+    /// There was none before the caller had to give up.
+    TimedOut(Duration),
+    /// The application's own pool has none.
+    Pool(deadpool_postgres::PoolError),
+}
+
+impl fmt::Display for NoConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy { waited, size } => {
+                write!(f, "none of the {size} connections of the pool was free")?;
+                match waited {
+                    Some(waited) => write!(f, " within {waited:?}; pool_size can be raised"),
+                    None => Ok(()),
+                }
+            }
+            Self::Failed(error) => error.fmt(f),
+            Self::Lost(error) => f.write_str(&describe(error)),
+            Self::TimedOut(limit) => write!(f, "none within {limit:?}"),
+            Self::Pool(error) => f.write_str(&describe(error)),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Where the password of a new connection comes from.
+
+use std::error::Error as StdError;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio_postgres::Config;
+use tokio_postgres::config::Host;
+
+use super::passfile;
+use super::settings::{Server, Settings};
+
+/// How long a callback may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A new connection for which a password is needed; see [`Builder::password`](crate::Builder::password).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PasswordRequest {
+    /// The server that will be asked: a name, an address, or the directory of a socket.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// The role. Empty if nothing names one: then it is the name of the process's user.
+    pub user: String,
+    /// The database. Empty if nothing names one: then it is called like the role.
+    pub database: String,
+    /// Whether the server has just refused the password of the request before: one that was kept should be renewed.
+    pub refused: bool,
+}
+
+type Callback =
+    Arc<dyn Fn(PasswordRequest) -> BoxFuture<'static, Result<String, Box<dyn StdError + Send + Sync>>> + Send + Sync>;
+
+/// Asks the application.
+#[derive(Clone)]
+pub(crate) struct AskPassword(Callback);
+
+impl AskPassword {
+    pub(crate) fn new<F, Answer, E>(callback: F) -> Self
+    where
+        F: Fn(PasswordRequest) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<String, E>> + Send + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let callback = Arc::new(callback);
+        Self(Arc::new(move |request| {
+            let callback = Arc::clone(&callback);
+            Box::pin(async move { callback(request).await.map_err(Into::into) })
+        }))
+    }
+}
+
+/// The password for a new connection. None: the one of the configuration, if any, will do.
+pub(super) async fn find(
+    ask: Option<&AskPassword>,
+    settings: &Settings,
+    server: &Server,
+    refused: bool,
+) -> Result<Option<String>, String> {
+    let request = request(&settings.config, server, refused);
+    if let Some(AskPassword(callback)) = ask {
+        return match tokio::time::timeout(PATIENCE, callback(request)).await {
+            Ok(Ok(password)) => Ok(Some(password)),
+            Ok(Err(error)) => Err(format!(
+                "the password callback failed: {}",
+                crate::error::describe(&*error)
+            )),
+            Err(_) => Err(format!("the password callback did not answer within {PATIENCE:?}")),
+        };
+    }
+    match &settings.passfile {
+        Some(file) if settings.config.get_password().is_none() => {
+            let database = if request.database.is_empty() {
+                &request.user
+            } else {
+                &request.database
+            };
+            let port = request.port.to_string();
+            let look_up = |host: &str| passfile::look_up(file, [host, &port, database, &request.user]);
+            // What libpq calls a local socket.
+            let found = match look_up(&request.host) {
+                Ok(None) if server.is_socket() => look_up("localhost"),
+                found => found,
+            };
+            found.map_err(|error| format!("the password file {} cannot be read: {error}", file.display()))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn request(config: &Config, server: &Server, refused: bool) -> PasswordRequest {
+    PasswordRequest {
+        host: match &server.host {
+            Host::Tcp(name) => name.clone(),
+            #[cfg(unix)]
+            Host::Unix(directory) => directory.display().to_string(),
+        },
+        port: server.port,
+        user: config
+            .get_user()
+            .map(str::to_string)
+            .or_else(|| super::settings::process_environment("USER"))
+            .unwrap_or_default(),
+        database: config.get_dbname().unwrap_or_default().to_string(),
+        refused,
+    }
+}
