@@ -10,6 +10,7 @@ use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Notification, Socket};
 use tracing::debug;
 
+use super::tls;
 use super::tls_settings::TlsSettings;
 
 /// A client, and the task that moves its data.
@@ -64,14 +65,9 @@ impl Dial for BuiltIn {
             if config.get_ssl_mode() == SslMode::Disable {
                 return open(config, NoTls, notifications).await;
             }
-            #[cfg(feature = "tls")]
-            {
-                // Read again for every connection, so that certificates can be renewed while the process runs.
-                let connector = super::tls::connector(&self.0).map_err(DialError::TlsFiles)?;
-                open(config, connector, notifications).await
-            }
-            #[cfg(not(feature = "tls"))]
-            open(config, NoTls, notifications).await
+            // Read again for every connection, so that certificates can be renewed while the process runs.
+            let connector = tls::connector(&self.0).map_err(DialError::TlsFiles)?;
+            open(config, connector, notifications).await
         })
     }
 }

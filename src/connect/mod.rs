@@ -7,7 +7,7 @@ mod password;
 mod pool;
 mod settings;
 mod text;
-#[cfg(feature = "tls")]
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 mod tls;
 mod tls_settings;
 
@@ -171,7 +171,7 @@ impl Connector {
                     );
                     tokio::time::sleep(jittered(PASSWORD_BACKOFF * 2_u32.pow(attempt))).await;
                 }
-                Ok(Err(DialError::Server(error))) => match self.explain_tls(&error) {
+                Ok(Err(DialError::Server(error))) => match tls::explain(&error, &self.settings.tls) {
                     None => return Err(describe(&error)),
                     Some(problem) if config.get_ssl_mode() == SslMode::Prefer && !self.settings.tls.verifies() => {
                         debug!(server = server.name(), problem, "no TLS; going on without");
@@ -182,14 +182,6 @@ impl Connector {
                 },
             }
         }
-    }
-
-    /// None: the error is not about TLS.
-    fn explain_tls(&self, error: &tokio_postgres::Error) -> Option<String> {
-        #[cfg(feature = "tls")]
-        return tls::explain(error, &self.settings.tls);
-        #[cfg(not(feature = "tls"))]
-        None
     }
 
     /// The settings with this server alone.
@@ -259,14 +251,9 @@ fn check_tls(settings: &Settings) -> Result<(), Error> {
              `system` for those that the operating system trusts",
         ));
     }
-    #[cfg(feature = "tls")]
-    let problem = tls::connector(&settings.tls).err();
-    #[cfg(not(feature = "tls"))]
-    let problem = (settings.tls.mode > TlsMode::Prefer || !settings.tls.files_asked_for.is_empty())
-        .then(|| "this build has no TLS: enable the cargo feature `tls`, or give Builder::tls a connector".to_string());
-    match problem {
-        None => Ok(()),
-        Some(problem) => Err(Error::new(ErrorKind::Config, problem)),
+    match tls::connector(&settings.tls) {
+        Ok(_) => Ok(()),
+        Err(problem) => Err(Error::new(ErrorKind::Config, problem)),
     }
 }
 

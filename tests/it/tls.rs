@@ -154,7 +154,7 @@ async fn a_servers_own_certificate_can_be_trusted_until_it_expires() {
 async fn a_client_can_show_a_certificate() {
     let trusted = SERVER.trusted.display();
     let url = |identity: Option<&Identity>| {
-        let identity = identity.map_or(String::new(), |identity| files::parameters(identity));
+        let identity = identity.map_or(String::new(), files::parameters);
         SERVER.url(
             CERTIFIED,
             "",

@@ -69,7 +69,12 @@ impl ProviderFactory for Factory {
     }
 
     fn lock_timeout(&self) -> Duration {
-        Duration::from_secs(1)
+        match *modes::MODE {
+            modes::Mode::Plain => Duration::from_secs(1),
+            // Some validations make several calls within it, and these take longer: every connection is new to the
+            // functions of a test's schema, and there are many connections behind a pooler.
+            _ => Duration::from_secs(2),
+        }
     }
 
     fn short_poll_threshold(&self) -> Duration {
