@@ -1,6 +1,7 @@
 //! Calls that share a round trip: each gets its own answer, its own error and its own terms, and nobody's fate is
 //! decided by a neighbour.
 
+mod alone_or_together;
 mod bad_neighbours;
 mod cuts;
 mod dropped;
