@@ -14,6 +14,7 @@ use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::CallError;
+use crate::follow::Follow;
 use crate::inner::Inner;
 use crate::orchestrations::enqueue_error;
 use crate::token::ActivityToken;
@@ -63,7 +64,7 @@ impl Inner {
                     .caller
                     .call_within_lease(OPERATION, &columns.parameters(), self.activity_lease(&ack), failed)
                     .await;
-                self.activities_ended(&acks);
+                self.activities_ended(&acks, None);
                 answer.and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
             }
         };
@@ -71,9 +72,9 @@ impl Inner {
     }
 
     /// Activities may have completed.
-    fn activities_ended(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) {
+    fn activities_ended(self: &Arc<Self>, acks: &[Arc<ActivityAck>], behind: Option<u64>) {
         if acks.iter().any(|ack| ack.completion.is_some()) {
-            self.enqueued(Queue::Orchestrator);
+            self.enqueued(Queue::Orchestrator, behind);
         }
     }
 
@@ -92,13 +93,15 @@ impl Inner {
         async move {
             let columns = ActivityAcks::new(&acks);
             let leases = acks.iter().map(|ack| self.activity_lease(ack));
+            let completes = acks.iter().any(|ack| ack.completion.is_some());
+            let follow = Follow::new(&self, [completes.then_some(Queue::Orchestrator)]);
             let sent = self
                 .caller
-                .call_within_leases("ack_work_item", &columns.parameters(), leases)
+                .call_within_leases("ack_work_item", &columns.parameters(), leases, &follow)
                 .await;
             if sent.is_ok() {
                 // Here, because a caller may have gone away.
-                self.activities_ended(&acks);
+                self.activities_ended(&acks, Some(follow.id()));
             }
             batch::answers(sent.and_then(|rows| done(&rows)), acks.len())
         }
@@ -138,7 +141,7 @@ impl Inner {
             )
             .await;
         self.lease_ended(OPERATION, token.lease, answer, true)?;
-        self.enqueued(Queue::Worker);
+        self.enqueued(Queue::Worker, None);
         Ok(())
     }
 
@@ -156,15 +159,20 @@ impl Inner {
         activities: Vec<Arc<Activities>>,
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
-            let sent = self.send_activity_columns(&activities).await;
+            let follow = Follow::new(&self, [Some(Queue::Worker)]);
+            let sent = self.send_activity_columns(&activities, &follow).await;
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
-            self.enqueued(Queue::Worker);
+            self.enqueued(Queue::Worker, Some(follow.id()));
             batch::answers(sent.map(|_| vec![(); activities.len()]), activities.len())
         }
         .boxed()
     }
 
-    async fn send_activity_columns(&self, activities: &[Arc<Activities>]) -> Result<Vec<Row>, CallError> {
+    async fn send_activity_columns(
+        &self,
+        activities: &[Arc<Activities>],
+        follow: &Follow,
+    ) -> Result<Vec<Row>, CallError> {
         let texts = |column: fn(&Activities) -> &Vec<String>| -> Vec<&str> {
             activities
                 .iter()
@@ -176,7 +184,7 @@ impl Inner {
             activities.iter().flat_map(|one| column(one)).copied().collect()
         };
         self.caller
-            .call(
+            .call_followed(
                 "enqueue_for_worker",
                 &[
                     &texts(|one| &one.instance_ids),
@@ -186,6 +194,7 @@ impl Inner {
                     &texts(|one| &one.sessions),
                     &texts(|one| &one.items),
                 ],
+                Some(follow),
             )
             .await
     }

@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tracing::error;
 
+use crate::call::Connection;
 use crate::encode;
 use crate::granted::Granted;
 use crate::inner::Inner;
@@ -44,8 +45,13 @@ enum Sessions {
 impl poll::Request for ActivityRequest {
     type Item = Activity;
 
-    fn look(self, inner: Arc<Inner>, wanted: usize) -> BoxFuture<'static, Result<Found<Activity>, ProviderError>> {
-        async move { inner.look_for_activities(&self, wanted).await }.boxed()
+    fn look(
+        self,
+        inner: Arc<Inner>,
+        wanted: usize,
+        behind: Option<Connection>,
+    ) -> BoxFuture<'static, Result<Found<Activity>, ProviderError>> {
+        async move { inner.look_for_activities(&self, wanted, behind).await }.boxed()
     }
 
     fn line(inner: &Inner) -> &Line<Self> {
@@ -126,6 +132,7 @@ impl Inner {
         self: &Arc<Self>,
         request: &ActivityRequest,
         wanted: usize,
+        behind: Option<Connection>,
     ) -> Result<Found<Activity>, ProviderError> {
         const OPERATION: &str = "fetch_work_item";
         let (owner_id, session_lock_timeout_ms) = match &request.sessions {
@@ -149,6 +156,7 @@ impl Inner {
                     &cursors,
                     &i32::try_from(wanted).unwrap_or(i32::MAX),
                 ],
+                behind,
             )
             .await?;
         let mut found = Found {

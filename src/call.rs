@@ -1,10 +1,13 @@
 //! The only place that checks out a connection, prepares a statement, retries and traces.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use tracing::{Instrument, debug, debug_span, warn};
@@ -12,6 +15,7 @@ use uuid::Uuid;
 
 use crate::connect::{NoConnection, Pool, Pooled};
 use crate::error::CallError;
+use crate::follow::Follow;
 use crate::lease::Leases;
 use crate::signatures;
 
@@ -99,19 +103,55 @@ impl Caller {
 
     /// Calls a function once, on an ordinary connection.
     pub(crate) async fn call(&self, function: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
+        self.call_followed(function, parameters, None).await
+    }
+
+    /// As [`call`](Self::call), with looks right behind it.
+    pub(crate) async fn call_followed(
+        &self,
+        function: &str,
+        parameters: Parameters<'_>,
+        follow: Option<&Follow>,
+    ) -> Result<Vec<Row>, CallError> {
         let span = debug_span!("duroxide_postgres", function);
         async {
-            let _permit = self.permit().await?;
-            self.attempt(function, parameters, self.pool.wait(), &AtomicBool::default())
+            let permit = self.permit().await?;
+            let connection = self.connection(Some(permit)).await?;
+            self.attempt(&connection, function, parameters, &AtomicBool::default(), follow)
                 .await
         }
         .instrument(span)
         .await
     }
 
+    /// Calls a function once, on a connection that has another call on the wire.
+    pub(crate) async fn call_behind(
+        &self,
+        connection: &Connection,
+        function: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, CallError> {
+        self.attempt(connection, function, parameters, &AtomicBool::default(), None)
+            .instrument(debug_span!("duroxide_postgres", function))
+            .await
+    }
+
+    /// Without a permit, one of those that are reserved: for as long as it takes.
+    async fn connection(&self, permit: Option<OwnedSemaphorePermit>) -> Result<Connection, CallError> {
+        if self.is_closed() {
+            return Err(CallError::Closed);
+        }
+        let wait = permit.as_ref().and_then(|_| self.pool.wait());
+        Ok(Connection(Arc::new(Checkout {
+            object: Some(self.pool.get(wait).await?),
+            open: AtomicUsize::new(0),
+            _permit: permit,
+        })))
+    }
+
     /// Waits for an ordinary connection no longer than the pool would let it.
-    async fn permit(&self) -> Result<SemaphorePermit<'_>, CallError> {
-        let waiting = self.ordinary.acquire();
+    async fn permit(&self) -> Result<OwnedSemaphorePermit, CallError> {
+        let waiting = Arc::clone(&self.ordinary).acquire_owned();
         let permit = match self.pool.wait() {
             Some(limit) => tokio::time::timeout(limit, waiting)
                 .await
@@ -150,7 +190,7 @@ impl Caller {
                     Some(error) => Err(error),
                     None => {
                         let timeout = lease.attempt_timeout(time_left(&end));
-                        self.attempt_within(timeout, function, parameters).await
+                        self.attempt_within(timeout, function, parameters, None).await
                     }
                 };
                 if let Err(error) = &result
@@ -183,12 +223,13 @@ impl Caller {
         .await
     }
 
-    /// One attempt of a call that is about many leases at once, on a reserved connection.
+    /// One attempt of a call that is about many leases at once, on a reserved connection, with looks right behind it.
     pub(crate) async fn call_within_leases<'a>(
         &self,
         function: &str,
         parameters: Parameters<'_>,
         leases: impl Iterator<Item = LeaseCall<'a>>,
+        follow: &Follow,
     ) -> Result<Vec<Row>, CallError> {
         let mut bytes = 0;
         let mut shortest = ATTEMPT_TIMEOUT;
@@ -197,20 +238,25 @@ impl Caller {
             shortest =
                 shortest.min(LeaseCall { bytes, ..lease }.attempt_timeout(time_left(lease.leases.end_of(lease.id))));
         }
-        self.attempt_within(shortest, function, parameters)
+        self.attempt_within(shortest, function, parameters, Some(follow))
             .instrument(debug_span!("duroxide_postgres", function))
             .await
     }
 
-    /// As [`attempt`](Self::attempt), but gives up after a time.
+    /// One attempt on a reserved connection, given up after a time.
     async fn attempt_within(
         &self,
         timeout: Duration,
         function: &str,
         parameters: Parameters<'_>,
+        follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
         let sent = AtomicBool::new(false);
-        match tokio::time::timeout(timeout, self.attempt(function, parameters, None, &sent)).await {
+        let attempt = async {
+            let connection = self.connection(None).await?;
+            self.attempt(&connection, function, parameters, &sent, follow).await
+        };
+        match tokio::time::timeout(timeout, attempt).await {
             Ok(result) => result,
             Err(_) => {
                 // Perhaps the server is gone and nobody said so. Then the connections that have been idle since
@@ -225,49 +271,48 @@ impl Caller {
         }
     }
 
-    /// `wait`: how long to wait for a connection that others use. `sent` tells, also when this is dropped, whether the
-    /// call was sent.
+    /// `sent` tells, also when this is dropped, whether the call was sent.
     async fn attempt(
         &self,
+        connection: &Connection,
         function: &str,
         parameters: Parameters<'_>,
-        wait: Option<Duration>,
         sent: &AtomicBool,
+        follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
-        if self.is_closed() {
-            return Err(CallError::Closed);
-        }
-        let mut connection = Checkout::new(self.pool.get(wait).await?);
-        let mut result = self.execute(connection.client(), function, parameters, sent).await;
+        connection.call_begins();
+        let mut result = self.execute(connection, function, parameters, sent, follow).await;
         if result.as_ref().is_err_and(CallError::is_stale_statement) {
             // The functions were deployed anew since this connection prepared its statement.
             debug!("{function} was deployed anew; preparing it again");
             connection.client().statement_cache.clear();
-            result = self.execute(connection.client(), function, parameters, sent).await;
+            result = self.execute(connection, function, parameters, sent, None).await;
         }
         if !result.as_ref().is_err_and(CallError::spoils_connection) {
-            connection.keep();
+            connection.call_ended();
         }
         result
     }
 
     async fn execute(
         &self,
-        client: &Pooled,
+        connection: &Connection,
         function: &str,
         parameters: Parameters<'_>,
         sent: &AtomicBool,
+        follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
+        let client = connection.client();
         let text = self.statement(function, parameters.len());
         if self.unnamed {
             let types = signatures::parameter_types(function).ok_or(CallError::NoAnswer)?;
             let typed: Vec<_> = parameters.iter().copied().zip(types.iter().cloned()).collect();
             sent.store(true, Ordering::Relaxed);
-            return Ok(client.query_typed(&text, &typed).await?);
+            return followed(client.query_typed(&text, &typed), connection, follow).await;
         }
         let statement = client.prepare_cached(&text).await.map_err(CallError::unprepared)?;
         sent.store(true, Ordering::Relaxed);
-        Ok(client.query(&statement, parameters).await?)
+        followed(client.query(&statement, parameters), connection, follow).await
     }
 
     fn statement(&self, function: &str, parameters: usize) -> String {
@@ -284,34 +329,54 @@ impl Caller {
     }
 }
 
-/// A connection that goes back to the pool only when it was left in a known state: a caller that is
-/// dropped, or gave up waiting, must not leave the next one queueing behind its statement.
-struct Checkout {
-    object: Option<Pooled>,
-    keep: bool,
+/// Sends what follows a call once that is on the wire, and waits for its answer.
+async fn followed(
+    answer: impl Future<Output = Result<Vec<Row>, tokio_postgres::Error>>,
+    connection: &Connection,
+    follow: Option<&Follow>,
+) -> Result<Vec<Row>, CallError> {
+    let mut answer = pin!(answer);
+    if let Some(follow) = follow {
+        // Asked for once, it is on the wire: only now can anything be behind it.
+        if let Poll::Ready(rows) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await {
+            return Ok(rows?);
+        }
+        follow.sent(connection);
+    }
+    Ok(answer.await?)
 }
 
-impl Checkout {
-    fn new(object: Pooled) -> Self {
-        Self {
-            object: Some(object),
-            keep: false,
-        }
-    }
+/// A connection of the pool, and the calls on it.
+#[derive(Clone)]
+pub(crate) struct Connection(Arc<Checkout>);
 
+/// It goes back to the pool only when it was left in a known state: a caller that is dropped, or gave up waiting, must
+/// not leave the next one queueing behind its statement.
+struct Checkout {
+    object: Option<Pooled>,
+    /// Calls that have not ended, or ended badly.
+    open: AtomicUsize,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Connection {
     fn client(&self) -> &Pooled {
         // Taken only in `drop`.
-        self.object.as_ref().unwrap_or_else(|| unreachable!())
+        self.0.object.as_ref().unwrap_or_else(|| unreachable!())
     }
 
-    fn keep(&mut self) {
-        self.keep = true;
+    fn call_begins(&self) {
+        self.0.open.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn call_ended(&self) {
+        self.0.open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Drop for Checkout {
     fn drop(&mut self) {
-        if let (Some(object), false) = (self.object.take(), self.keep) {
+        if let (Some(object), 1..) = (self.object.take(), *self.open.get_mut()) {
             drop(object.take());
         }
     }

@@ -14,7 +14,7 @@ use crate::activity_ack::ActivityAck;
 use crate::activity_fetch::ActivityRequest;
 use crate::batch::Batcher;
 use crate::cache::HistoryCache;
-use crate::call::{Answer, Caller, LeaseCall, Parameters};
+use crate::call::{Answer, Caller, Connection, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::CallError;
 use crate::history::{ReadRequest, Tail};
@@ -87,17 +87,20 @@ impl Inner {
         self.waker.stop();
     }
 
-    /// Something was put into a queue.
-    pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue) {
-        self.woken(queue);
+    /// Something was put into a queue, by the call `behind` if some may have looked right behind it.
+    pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
+        match queue {
+            Queue::Orchestrator => self.turns.woken(self, behind),
+            Queue::Worker => self.activities.woken(self, behind),
+        }
         self.waker.tell_others(queue);
     }
 
     /// Something happened to a queue: fetches that wait for it look again.
     pub(crate) fn woken(self: &Arc<Self>, queue: Queue) {
         match queue {
-            Queue::Orchestrator => self.turns.woken(self),
-            Queue::Worker => self.activities.woken(self),
+            Queue::Orchestrator => self.turns.woken(self, None),
+            Queue::Worker => self.activities.woken(self, None),
         }
     }
 
@@ -131,15 +134,23 @@ impl Inner {
     }
 
     /// Calls a function that takes many rows at once, and should one of them be unreadable, takes them one by one: its
-    /// last parameter.
+    /// last parameter. `behind`: where another call is on the wire.
     pub(crate) async fn call_with_care(
         &self,
         operation: &str,
         parameters: Parameters<'_>,
+        behind: Option<Connection>,
     ) -> Result<Vec<Row>, ProviderError> {
         let mut all = parameters.to_vec();
         all.push(&false);
-        let mut result = self.caller.call(operation, &all).await;
+        let mut result = match behind {
+            Some(connection) => self.caller.call_behind(&connection, operation, &all).await,
+            None => Err(CallError::NoAnswer),
+        };
+        if result.as_ref().is_err_and(|error| error.sql_state().is_none()) {
+            // Trouble with a connection that was another's to begin with is not this call's.
+            result = self.caller.call(operation, &all).await;
+        }
         if let Err(error) = &result
             && error.sql_state().is_some()
             && !error.is_retryable()

@@ -13,15 +13,17 @@ use tokio_postgres::Row;
 use tracing::warn;
 
 use crate::batch;
-use crate::call::{Answer, LeaseCall};
+use crate::call::{Answer, Connection, LeaseCall};
 use crate::encode;
 use crate::error::CallError;
+use crate::follow::Follow;
 use crate::granted::Granted;
 use crate::inner::Inner;
 use crate::poll::{self, Fetch, Found, Line};
 use crate::token::TurnToken;
 use crate::turn::{Fetched, Turn};
-use crate::turn_ack::{TurnAck, TurnAcks, TurnAnswer};
+use crate::turn_ack::{Columns, TurnAck, TurnAnswer};
+use crate::turn_acks::TurnAcks;
 use crate::wake::Queue;
 use crate::work_item::Messages;
 
@@ -48,8 +50,13 @@ pub(crate) struct TurnRequest {
 impl poll::Request for TurnRequest {
     type Item = Turn;
 
-    fn look(self, inner: Arc<Inner>, wanted: usize) -> BoxFuture<'static, Result<Found<Turn>, ProviderError>> {
-        async move { inner.look_for_turns(self, wanted).await }.boxed()
+    fn look(
+        self,
+        inner: Arc<Inner>,
+        wanted: usize,
+        behind: Option<Connection>,
+    ) -> BoxFuture<'static, Result<Found<Turn>, ProviderError>> {
+        async move { inner.look_for_turns(self, wanted, behind).await }.boxed()
     }
 
     fn line(inner: &Inner) -> &Line<Self> {
@@ -83,6 +90,7 @@ impl Inner {
         self: &Arc<Self>,
         request: TurnRequest,
         wanted: usize,
+        behind: Option<Connection>,
     ) -> Result<Found<Turn>, ProviderError> {
         const OPERATION: &str = "fetch_orchestration_item";
         let node = self.cache.is_enabled().then_some(self.node);
@@ -96,6 +104,7 @@ impl Inner {
                     &i32::try_from(wanted).unwrap_or(i32::MAX),
                     &node,
                 ],
+                behind,
             )
             .await?;
         let mut found = Found {
@@ -159,14 +168,17 @@ impl Inner {
                 repeated: false,
             },
             Err(failed) => {
-                let acks = [Arc::clone(&ack)];
-                let columns = TurnAcks::new(&acks);
                 let answer = self
                     .caller
-                    .call_within_lease(OPERATION, &columns.parameters(), self.turn_lease(&ack), failed)
+                    .call_within_lease(
+                        OPERATION,
+                        &Columns::new(&ack).parameters(),
+                        self.turn_lease(&ack),
+                        failed,
+                    )
                     .await
                     .and_then(|rows| TurnAnswer::decode(&rows));
-                self.turns_ended(&acks, answer.result.as_deref());
+                self.turns_ended(std::slice::from_ref(&ack), answer.result.as_deref(), None);
                 answer.and_then(|mut answers| answers.pop().ok_or(CallError::NoAnswer)?.held(&ack))
             }
         };
@@ -178,18 +190,36 @@ impl Inner {
     }
 
     /// Turns may have left or sent something.
-    fn turns_ended(self: &Arc<Self>, acks: &[Arc<TurnAck>], answers: Result<&[TurnAnswer], &CallError>) {
+    fn turns_ended(
+        self: &Arc<Self>,
+        acks: &[Arc<TurnAck>],
+        answers: Result<&[TurnAnswer], &CallError>,
+        behind: Option<u64>,
+    ) {
         // Whoever does not know better looks once too often.
         if answers.map_or(true, |answers| {
             answers
                 .iter()
                 .any(|answer| answer.due_ms.is_some() || answer.done.is_none())
         }) {
-            self.enqueued(Queue::Orchestrator);
+            self.enqueued(Queue::Orchestrator, behind);
         }
         if acks.iter().any(|ack| !ack.activities.items.is_empty()) {
-            self.enqueued(Queue::Worker);
+            self.enqueued(Queue::Worker, behind);
         }
+    }
+
+    /// What the ends of turns fill at once: later is not worth a look behind them.
+    fn follow_turns(self: &Arc<Self>, acks: &[Arc<TurnAck>]) -> Follow {
+        let messages = acks.iter().any(|ack| ack.messages.visible_at_ms.contains(&None));
+        let activities = acks.iter().any(|ack| !ack.activities.items.is_empty());
+        Follow::new(
+            self,
+            [
+                messages.then_some(Queue::Orchestrator),
+                activities.then_some(Queue::Worker),
+            ],
+        )
     }
 
     fn turn_lease<'a>(&'a self, ack: &TurnAck) -> LeaseCall<'a> {
@@ -205,15 +235,28 @@ impl Inner {
         acks: Vec<Arc<TurnAck>>,
     ) -> BoxFuture<'static, Vec<Result<TurnAnswer, CallError>>> {
         async move {
-            let columns = TurnAcks::new(&acks);
             let leases = acks.iter().map(|ack| self.turn_lease(ack));
-            let sent = self
-                .caller
-                .call_within_leases("ack_orchestration_item", &columns.parameters(), leases)
-                .await;
+            let follow = self.follow_turns(&acks);
+            let sent = match acks.as_slice() {
+                // Alone it is cheaper.
+                [ack] => {
+                    let columns = Columns::new(ack);
+                    let parameters = columns.parameters();
+                    self.caller
+                        .call_within_leases("ack_orchestration_item", &parameters, leases, &follow)
+                        .await
+                }
+                _ => {
+                    let columns = TurnAcks::new(&acks);
+                    let parameters = columns.parameters();
+                    self.caller
+                        .call_within_leases("ack_orchestration_items", &parameters, leases, &follow)
+                        .await
+                }
+            };
             let answers = sent.and_then(|rows| TurnAnswer::decode(&rows));
             // Here, because a caller may have gone away.
-            self.turns_ended(&acks, answers.as_deref());
+            self.turns_ended(&acks, answers.as_deref(), Some(follow.id()));
             batch::answers(answers, acks.len())
         }
         .boxed()
@@ -245,7 +288,7 @@ impl Inner {
             )
             .await;
         self.lease_ended(OPERATION, token.lease, answer, true)?;
-        self.enqueued(Queue::Orchestrator);
+        self.enqueued(Queue::Orchestrator, None);
         Ok(())
     }
 
@@ -296,15 +339,17 @@ impl Inner {
         messages: Vec<Arc<Message>>,
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
-            let sent = self.send_message_columns(&messages).await;
+            let at_once = messages.iter().any(|message| message.is_due_at_once());
+            let follow = Follow::new(&self, [at_once.then_some(Queue::Orchestrator)]);
+            let sent = self.send_message_columns(&messages, &follow).await;
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
-            self.enqueued(Queue::Orchestrator);
+            self.enqueued(Queue::Orchestrator, Some(follow.id()));
             batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
         }
         .boxed()
     }
 
-    async fn send_message_columns(&self, messages: &[Arc<Message>]) -> Result<Vec<Row>, CallError> {
+    async fn send_message_columns(&self, messages: &[Arc<Message>], follow: &Follow) -> Result<Vec<Row>, CallError> {
         let column = |text: fn(&Messages) -> &Vec<String>| -> Vec<&str> {
             messages
                 .iter()
@@ -324,7 +369,7 @@ impl Inner {
             .collect();
         let delays_ms: Vec<Option<i64>> = messages.iter().map(|message| message.delay_ms).collect();
         self.caller
-            .call(
+            .call_followed(
                 "enqueue_for_orchestrator",
                 &[
                     &column(|columns| &columns.instance_ids),
@@ -333,6 +378,7 @@ impl Inner {
                     &visible_at_ms,
                     &delays_ms,
                 ],
+                Some(follow),
             )
             .await
     }
@@ -342,6 +388,12 @@ impl Inner {
 pub(crate) struct Message {
     columns: Messages,
     delay_ms: Option<i64>,
+}
+
+impl Message {
+    fn is_due_at_once(&self) -> bool {
+        self.delay_ms.is_none() && self.columns.visible_at_ms.contains(&None)
+    }
 }
 
 impl batch::Request for Message {

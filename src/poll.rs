@@ -16,6 +16,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use crate::call::Connection;
 use crate::granted::Granted;
 use crate::inner::Inner;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
@@ -41,8 +42,13 @@ pub(crate) struct Found<T> {
 pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
     type Item: Send + 'static;
 
-    /// Looks into the queue for as many as `wanted`.
-    fn look(self, inner: Arc<Inner>, wanted: usize) -> BoxFuture<'static, Result<Found<Self::Item>, ProviderError>>;
+    /// Looks into the queue for as many as `wanted`. `behind`: where a call that fills it is on the wire.
+    fn look(
+        self,
+        inner: Arc<Inner>,
+        wanted: usize,
+        behind: Option<Connection>,
+    ) -> BoxFuture<'static, Result<Found<Self::Item>, ProviderError>>;
 
     /// Where the fetches of this kind wait.
     fn line(inner: &Inner) -> &Line<Self>;
@@ -74,16 +80,31 @@ impl<R: Request> Line<R> {
     }
 
     /// Something happened: whoever waits looks again. What is known of the queue is out of date also for those who
-    /// do not wait at this moment.
-    pub(crate) fn woken(&self, inner: &Arc<Inner>) {
+    /// do not wait at this moment. `behind`: the call that caused it, if some may have a look on the wire behind it.
+    pub(crate) fn woken(&self, inner: &Arc<Inner>, behind: Option<u64>) {
         let now = Instant::now();
         let mut looks = Vec::new();
         for (request, group) in self.lock().iter_mut() {
+            if behind.is_some_and(|call| group.looks_behind(call)) {
+                continue;
+            }
             group.woken = true;
             looks.extend(group.due_look(now).map(|sent| (request.clone(), sent)));
         }
         for (request, sent) in looks {
-            send_look(inner, &request, Some(sent));
+            send_look(inner, &request, Some(sent), None);
+        }
+    }
+
+    /// What is on the wire will fill the queue: whoever waits and has no look on the wire looks right behind it.
+    pub(crate) fn look_behind(&self, inner: &Arc<Inner>, connection: &Connection, call: u64) {
+        let now = Instant::now();
+        let mut looks = Vec::new();
+        for (request, group) in self.lock().iter_mut() {
+            looks.extend(group.look_behind(now, call).map(|sent| (request.clone(), sent)));
+        }
+        for (request, sent) in looks {
+            send_look(inner, &request, Some(sent), Some(connection.clone()));
         }
     }
 
@@ -106,7 +127,7 @@ impl<R: Request> Line<R> {
             });
             (id, Arc::clone(&group.sooner), group.due_look(now))
         };
-        send_look(inner, request, look);
+        send_look(inner, request, look, None);
         Registered {
             id,
             answer: receiver,
@@ -129,7 +150,7 @@ impl<R: Request> Line<R> {
                 (next, look)
             }
         };
-        send_look(inner, request, look);
+        send_look(inner, request, look, None);
         next
     }
 
@@ -162,7 +183,7 @@ impl<R: Request> Line<R> {
             let Some(group) = groups.get_mut(request) else {
                 return;
             };
-            group.looks -= 1;
+            group.landed(sent.id);
             match found {
                 Ok(found) => {
                     let enough = found.granted.len() >= sent.wanted;
@@ -200,13 +221,13 @@ impl<R: Request> Line<R> {
             group.release(sent.id);
             group.due_look(now)
         };
-        send_look(inner, request, look);
+        send_look(inner, request, look, None);
     }
 }
 
 /// Looks in a task of its own, which goes on to its end even if all callers go away: only then is known what was granted.
 /// Not to be called under the lock: the task may be dropped at once.
-fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>) {
+fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>, behind: Option<Connection>) {
     let Some(sent) = sent else { return };
     let look = Look {
         inner: Arc::clone(inner),
@@ -216,7 +237,8 @@ fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>) {
     };
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(async move {
-            let found = look.request.clone().look(Arc::clone(&look.inner), sent.wanted).await;
+            let request = look.request.clone();
+            let found = request.look(Arc::clone(&look.inner), sent.wanted, behind).await;
             look.land(found);
         });
     }

@@ -30,6 +30,13 @@ pub(crate) struct Group<T> {
     /// Tells those who sleep when that has moved closer.
     pub(crate) sooner: Arc<Notify>,
     pub(crate) next_id: u64,
+    behind: Option<Behind>,
+}
+
+/// A look on the wire behind a call that fills the queue, and which call that is.
+struct Behind {
+    look: u64,
+    call: u64,
 }
 
 pub(crate) struct Waiter<T> {
@@ -58,12 +65,19 @@ impl<T> Group<T> {
             quiet_until: now,
             sooner: Arc::default(),
             next_id: 0,
+            behind: None,
         }
     }
 
     /// If those who wait need a look beside those on the wire, counts it as sent.
     pub(crate) fn due_look(&mut self, now: Instant) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
+        if self.sent_at + SLOW_LOOK <= now
+            && let Some(behind) = self.behind.take()
+        {
+            // The call before it takes its time. Nobody shall wait for what others can bring.
+            self.release(behind.look);
+        }
         let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
         let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
         if !may_look
@@ -90,6 +104,31 @@ impl<T> Group<T> {
             id: self.next_id,
             wanted,
         })
+    }
+
+    /// If those who wait have no look on the wire, counts one as sent, behind `call`.
+    pub(crate) fn look_behind(&mut self, now: Instant, call: u64) -> Option<Sent> {
+        if self.looks > 0 {
+            return None;
+        }
+        let was_woken = std::mem::replace(&mut self.woken, true);
+        let sent = self.due_look(now);
+        match &sent {
+            Some(sent) => self.behind = Some(Behind { look: sent.id, call }),
+            None => self.woken = was_woken,
+        }
+        sent
+    }
+
+    /// Whether the last look was sent behind `call`, and has not landed.
+    pub(crate) fn looks_behind(&self, call: u64) -> bool {
+        self.behind.as_ref().is_some_and(|behind| behind.call == call)
+    }
+
+    /// A look is no longer on the wire.
+    pub(crate) fn landed(&mut self, look: u64) {
+        self.looks -= 1;
+        self.behind.take_if(|behind| behind.look == look);
     }
 
     /// Gives an item to somebody the look was for, else to whoever waits longest. Returns it if nobody is left.

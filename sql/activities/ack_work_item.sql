@@ -19,6 +19,7 @@ declare
     v_done     bigint[];
     v_sessions text[];
     v_session  text;
+    v_row      record;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
@@ -31,6 +32,35 @@ begin
     end if;
 
     -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
+    if cardinality(p_ids) = 1 then
+        -- A lone one, in small statements.
+        select w.lease, w.available_at, w.session_id
+          into v_row
+          from worker_queue as w
+         where w.instance_id = p_instance_ids[1]
+           and w.execution_id = p_execution_ids[1]
+           and w.activity_id = p_activity_ids[1]
+           and w.id = p_ids[1]
+           for update;
+        v_now := clock_timestamp();
+        if v_row.lease is distinct from p_leases[1] or v_row.available_at <= v_now then
+            return array[false];
+        end if;
+        delete from worker_queue as w
+         where w.instance_id = p_instance_ids[1]
+           and w.execution_id = p_execution_ids[1]
+           and w.activity_id = p_activity_ids[1]
+           and w.id = p_ids[1];
+        if v_targets <> '{}' then
+            insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+            values (v_targets[1], v_now, 'm', p_completions[1]);
+        end if;
+        if v_row.session_id <> '' then
+            perform touch_session(v_row.session_id, v_now);
+        end if;
+        return array[true];
+    end if;
+
     select array_agg(w.position), array_agg(w.session_id) filter (where w.session_id <> '')
       into v_done, v_sessions
       from (select t.position, w.available_at, w.lease = t.lease as own, w.session_id

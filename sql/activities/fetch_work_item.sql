@@ -37,6 +37,8 @@ as $$
 declare
     -- Between two visits to the queue a session can become free without a trace in it.
     c_session_recheck constant interval := interval '1 second';
+    -- Up to here several small statements for each cost less than starting the large one.
+    c_few             constant integer := 3;
     v_now             timestamptz := clock_timestamp();
     v_tags            text[];
     v_head_tags       text[];
@@ -58,12 +60,17 @@ begin
     if v_tags is null then
         v_tags := array(select t.tag from worker_tags() as t);
     end if;
-    sessions := exists (select from unnest(v_tags) as t (tag)
-                         cross join lateral (
-                               select from worker_queue as w
-                                where w.tag = t.tag and w.session_id > ''
-                                order by w.session_id
-                                limit 1) as w);
+    if cardinality(v_tags) = 1 then
+        -- The usual case, in a small statement.
+        sessions := exists (select from worker_queue as w where w.tag = v_tags[1] and w.session_id > '');
+    else
+        sessions := exists (select from unnest(v_tags) as t (tag)
+                             cross join lateral (
+                                   select from worker_queue as w
+                                    where w.tag = t.tag and w.session_id > ''
+                                    order by w.session_id
+                                    limit 1) as w);
+    end if;
 
     if sessions and p_unless_sessions then
         return next;
@@ -71,8 +78,35 @@ begin
     end if;
 
     v_one_by_one := p_with_care or (sessions and p_owner_id is not null);
-    if not v_one_by_one then
-        -- The ordinary case, all of them in one statement.
+    if v_one_by_one then
+        null;
+    elsif p_limit <= c_few and cardinality(v_tags) = 1 then
+        -- The ordinary case.
+        for v_row in
+            select w.instance_id, w.execution_id, w.activity_id, w.id
+              from worker_queue as w
+             where w.tag = v_tags[1]
+               and w.session_id = ''
+               and w.available_at <= v_now
+             order by w.available_at, w.id
+             limit p_limit
+               for update skip locked
+        loop
+            update worker_queue as w
+               set lease = gen_random_uuid(),
+                   available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
+                   attempt_count = w.attempt_count + 1
+             where w.instance_id = v_row.instance_id
+               and w.execution_id = v_row.execution_id
+               and w.activity_id = v_row.activity_id
+               and w.id = v_row.id
+            returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
+                 into instance_id, execution_id, activity_id, id, lease, attempt_count, work_item;
+            v_claimed := v_claimed + 1;
+            return next;
+        end loop;
+    else
+        -- The same for all of them in one statement.
         for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item in
             with claimed as (
                 update worker_queue as w

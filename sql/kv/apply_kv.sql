@@ -36,7 +36,7 @@ begin
                last_updated_at_ms = excluded.last_updated_at_ms;
     end if;
 
-    if p_merges then
+    if p_merges and exists (select from kv_delta as d where d.instance_id = p_instance_id) then
         with ended as (
             delete from kv_delta as d where d.instance_id = p_instance_id
             returning d.key, d.value, d.last_updated_at_ms

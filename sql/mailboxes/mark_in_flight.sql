@@ -11,6 +11,11 @@ begin
     if cardinality(p_instance_ids) > c_max_marks then
         return false;
     end if;
+    if cardinality(p_instance_ids) = 1 then
+        -- The usual case, without a query.
+        if pg_advisory_xact_lock_shared(schema_key(), mailbox_key(p_instance_ids[1])) is null then null; end if;
+        return true;
+    end if;
     perform pg_advisory_xact_lock_shared(schema_key(), k.key)
        from (select distinct mailbox_key(i.instance_id) as key
                from unnest(p_instance_ids) as i (instance_id)

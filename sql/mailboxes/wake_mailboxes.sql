@@ -11,6 +11,24 @@ create or replace function wake_mailboxes(
 language plpgsql
 as $$
 begin
+    if cardinality(p_instance_ids) = 1 then
+        -- The usual case, in two small statements.
+        if p_marked then
+            perform from mailboxes as b
+              where b.instance_id = p_instance_ids[1]
+                and (b.lease is not null or b.available_at <= p_visible_at[1]);
+            if found then
+                return;
+            end if;
+        end if;
+        insert into mailboxes as m (instance_id, available_at)
+        values (p_instance_ids[1], p_visible_at[1])
+            on conflict (instance_id) do update
+           set available_at = excluded.available_at
+         where m.lease is null
+           and m.available_at > excluded.available_at;
+        return;
+    end if;
     insert into mailboxes as m (instance_id, available_at)
     select t.instance_id, t.visible_at
       from (select u.instance_id, min(u.visible_at) as visible_at

@@ -1,72 +1,63 @@
--- Commits turns: history, metadata, values, outgoing work, consumed messages and the end of the lease, each turn all
--- or nothing, and all turns of one call in one transaction. One element a turn in the first arrays; an element of the
--- others says in its p_…_turns to which turn it belongs, counted from 1.
--- p_nodes: the process, if it keeps the turn's history in memory.
--- p_targets: the instances, other than a turn's own, that it sends messages to or names as its parent.
--- Returns, for each turn, done:
+-- Commits a turn: history, metadata, values, outgoing work, consumed messages and the end of the lease, all or nothing.
+-- p_node: the process, if it keeps the turn's history in memory.
+-- p_targets: the instances, other than the turn's own, that it sends messages to or names as its parent.
+-- Returns done:
 --   true   committed
---   NULL   the same call (p_ack_ids) had already committed; nothing was done now
+--   NULL   the same call (p_ack_id) had already committed; nothing was done now
 --   false  the lease has expired or is somebody else's; nothing was done
--- and due_ms until the earliest orchestration message that they left or sent is due, NULL when there is none.
+-- and due_ms until the earliest orchestration message that it left or sent is due, NULL when there is none.
+-- Many turns at once: ack_orchestration_items. What differs is that here every statement is about one row where it can be.
 -- Locks, in the one order of sql/README.md: in-flight marks, mailboxes by instance id (own and targets),
 -- worker rows by key; last, tries the proof of next_available_at.
 -- Raises DX007, 23505 on history_pkey (an event id that exists).
 create or replace function ack_orchestration_item(
-    p_instance_ids           text[],
-    p_leases                 uuid[],
-    p_ack_ids                uuid[],
-    p_execution_ids          bigint[],
-    p_statuses               text[],
-    p_outputs                text[],
-    p_orchestration_names    text[],
-    p_orchestration_versions text[],
-    p_parent_instance_ids    text[],
-    p_pinned_versions        bigint[],
-    p_sets_custom_status     boolean[],
-    p_custom_statuses        text[],
-    p_clears_kv              boolean[],
-    p_nodes                  uuid[],
-    p_first_event_ids        bigint[],
-    p_last_event_ids         bigint[],
-    p_event_turns            integer[],
+    p_instance_id            text,
+    p_lease                  uuid,
+    p_ack_id                 uuid,
+    p_execution_id           bigint,
+    p_status                 text,
+    p_output                 text,
+    p_orchestration_name     text,
+    p_orchestration_version  text,
+    p_parent_instance_id     text,
+    p_pinned_version         bigint,
+    p_sets_custom_status     boolean,
+    p_custom_status          text,
+    p_clears_kv              boolean,
+    p_node                   uuid,
+    p_first_event_id         bigint,
+    p_last_event_id          bigint,
     p_event_ids              bigint[],
     p_event_data             text[],
-    p_kv_turns               integer[],
     p_kv_keys                text[],
     p_kv_values              text[],
     p_kv_updated_at_ms       bigint[],
-    p_activity_turns         integer[],
     p_activity_instance_ids  text[],
     p_activity_execution_ids bigint[],
     p_activity_ids           bigint[],
     p_activity_tags          text[],
     p_activity_sessions      text[],
     p_activity_items         text[],
-    p_cancel_turns           integer[],
     p_cancel_instance_ids    text[],
     p_cancel_execution_ids   bigint[],
     p_cancel_activity_ids    bigint[],
-    p_message_turns          integer[],
     p_message_instance_ids   text[],
     p_message_kinds          "char"[],
     p_message_visible_at_ms  bigint[],
     p_message_items          text[],
     p_targets                text[]
-) returns table (done boolean[], due_ms bigint)
+) returns table (done boolean, due_ms bigint)
 language plpgsql
 as $$
 #variable_conflict use_column
 declare
+    v_ends       constant boolean := coalesce(p_status in ('Completed', 'Failed', 'ContinuedAsNew'), false);
     v_now        timestamptz;
     v_visible_at timestamptz[];
     v_due_at     timestamptz;
     v_marked     boolean;
-    v_previous   text := '';
-    v_own        text;
-    v_turns      integer[];
-    v_turn       integer;
-    v_terminal   constant text[] := array['Completed', 'Failed', 'ContinuedAsNew'];
-    v_proved     boolean[];
+    v_box        record;
+    v_exists     boolean := false;
     v_next       timestamptz;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -75,9 +66,9 @@ begin
 
     if cardinality(p_targets) > 0 then
         v_marked := mark_in_flight(p_targets);
-        if not v_marked then
-            -- The parents in any case: creating a child must not slip past a deletion of its parent.
-            perform mark_in_flight(array_remove(p_parent_instance_ids, null));
+        if not v_marked and p_parent_instance_id is not null then
+            -- The parent in any case: creating a child must not slip past a deletion of its parent.
+            perform mark_in_flight(array[p_parent_instance_id]);
         end if;
     end if;
     if cardinality(p_message_items) > 0 then
@@ -87,187 +78,141 @@ begin
           into v_visible_at, v_due_at
           from unnest(p_message_visible_at_ms) with ordinality as t (visible_at_ms, position);
     end if;
+    -- One pass over targets and own mailbox, in the order of their ids.
     if cardinality(p_targets) > 0 then
-        -- One pass over own mailboxes and targets, in the order of their ids; what comes after the last own one, below.
-        for v_own in select t.instance_id from unnest(p_instance_ids) as t (instance_id) order by t.instance_id collate "C" loop
-            perform wake_mailboxes(array_agg(t.instance_id), array_agg(t.visible_at), v_marked)
-               from unnest(p_message_instance_ids, v_visible_at) as t (instance_id, visible_at)
-              where t.instance_id > v_previous collate "C"
-                and t.instance_id <= v_own collate "C"
-                and t.instance_id = any (p_targets);
-            perform from mailboxes as m where m.instance_id = v_own for update;
-            v_previous := v_own;
-        end loop;
         perform wake_mailboxes(array_agg(t.instance_id), array_agg(t.visible_at), v_marked)
            from unnest(p_message_instance_ids, v_visible_at) as t (instance_id, visible_at)
-          where t.instance_id > v_previous collate "C"
+          where t.instance_id < p_instance_id collate "C"
+            and t.instance_id = any (p_targets);
+    end if;
+    select m.lease, m.available_at, m.claimed_ids, m.claimed_until, m.pinned_version,
+           m.cached_by, m.cached_execution_id, m.cached_event_id
+      into v_box
+      from mailboxes as m
+     where m.instance_id = p_instance_id
+       for update;
+    if cardinality(p_targets) > 0 then
+        perform wake_mailboxes(array_agg(t.instance_id), array_agg(t.visible_at), v_marked)
+           from unnest(p_message_instance_ids, v_visible_at) as t (instance_id, visible_at)
+          where t.instance_id > p_instance_id collate "C"
             and t.instance_id = any (p_targets);
     end if;
 
-    -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
-    select array_agg(b.turn)
-      into v_turns
-      from (select t.turn::integer as turn, m.available_at, m.lease = p_leases[t.turn] as own
-              from unnest(p_instance_ids) with ordinality as t (instance_id, turn)
-              join mailboxes as m on m.instance_id = t.instance_id
-             order by m.instance_id
-               for update of m) as b
-     where b.own
-       and b.available_at > clock_timestamp();
-    v_turns := coalesce(v_turns, '{}');
+    -- The lease is checked when the locks are held: waiting for them may have outlasted it.
     v_now := clock_timestamp();
+    if v_box.lease is distinct from p_lease or v_box.available_at <= v_now then
+        done := case when not exists (select from history as h
+                                       where h.instance_id = p_instance_id
+                                         and h.execution_id = p_execution_id
+                                         and h.event_id = p_first_event_id
+                                         and h.ack_id = p_ack_id) then false end;
+        return next;
+        return;
+    end if;
 
     delete from orchestrator_queue as q
-     using unnest(v_turns) as t (turn)
-      join mailboxes as m on m.instance_id = p_instance_ids[t.turn]
-     where q.instance_id = m.instance_id
-       and q.visible_at <= m.claimed_until
-       and q.id = any (m.claimed_ids);
+     where q.instance_id = p_instance_id
+       and q.visible_at <= v_box.claimed_until
+       and q.id = any (v_box.claimed_ids);
 
-    if array_remove(p_orchestration_names, null) <> '{}' then
+    if p_orchestration_name is not null and p_orchestration_version is not null then
         insert into instances as i (instance_id, orchestration_name, orchestration_version, current_execution_id,
                                     parent_instance_id, created_at, updated_at)
-        select p_instance_ids[t.turn], p_orchestration_names[t.turn], p_orchestration_versions[t.turn],
-               p_execution_ids[t.turn], p_parent_instance_ids[t.turn], v_now, v_now
-          from unnest(v_turns) as t (turn)
-         where p_orchestration_names[t.turn] is not null
-           and p_orchestration_versions[t.turn] is not null
+        values (p_instance_id, p_orchestration_name, p_orchestration_version, p_execution_id,
+                p_parent_instance_id, v_now, v_now)
             on conflict (instance_id) do update
            set orchestration_name = excluded.orchestration_name,
                orchestration_version = excluded.orchestration_version,
                current_execution_id = greatest(i.current_execution_id, excluded.current_execution_id),
                updated_at = excluded.updated_at;
     end if;
-    if 1 < any (p_execution_ids) then
+    if p_execution_id > 1 then
         update instances as i
-           set current_execution_id = p_execution_ids[t.turn],
+           set current_execution_id = p_execution_id,
                updated_at = v_now
-          from unnest(v_turns) as t (turn)
-         where i.instance_id = p_instance_ids[t.turn]
-           and i.current_execution_id < p_execution_ids[t.turn];
+         where i.instance_id = p_instance_id
+           and i.current_execution_id < p_execution_id;
     end if;
 
-    insert into executions (instance_id, execution_id, status, output, started_at, completed_at)
-    select p_instance_ids[t.turn], p_execution_ids[t.turn], coalesce(p_statuses[t.turn], 'Running'), p_outputs[t.turn],
-           v_now, case when p_statuses[t.turn] = any (v_terminal) then v_now end
-      from unnest(v_turns) as t (turn)
-        on conflict (instance_id, execution_id) do nothing;
-    if array_remove(p_statuses, null) <> '{}' then
+    if p_status is not null then
         update executions as e
-           set status = p_statuses[t.turn],
-               output = p_outputs[t.turn],
-               completed_at = case when p_statuses[t.turn] = any (v_terminal) then v_now end
-          from unnest(v_turns) as t (turn)
-         where p_statuses[t.turn] is not null
-           and e.instance_id = p_instance_ids[t.turn]
-           and e.execution_id = p_execution_ids[t.turn];
+           set status = p_status,
+               output = p_output,
+               completed_at = case when v_ends then v_now end
+         where e.instance_id = p_instance_id
+           and e.execution_id = p_execution_id;
+        v_exists := found;
+    end if;
+    if not v_exists then
+        insert into executions (instance_id, execution_id, status, output, started_at, completed_at)
+        values (p_instance_id, p_execution_id, coalesce(p_status, 'Running'), p_output,
+                v_now, case when v_ends then v_now end)
+            on conflict (instance_id, execution_id) do nothing;
     end if;
 
     insert into history (instance_id, execution_id, event_id, ack_id, event_data)
-    select p_instance_ids[e.turn], p_execution_ids[e.turn], e.event_id,
-           case when e.event_id = p_first_event_ids[e.turn] then p_ack_ids[e.turn] end, e.event_data
-      from unnest(p_event_turns, p_event_ids, p_event_data) as e (turn, event_id, event_data)
-     where e.turn = any (v_turns);
+    select p_instance_id, p_execution_id, e.event_id,
+           case when e.event_id = p_first_event_id then p_ack_id end, e.event_data
+      from unnest(p_event_ids, p_event_data) as e (event_id, event_data);
 
-    if true = any (p_sets_custom_status) then
+    if p_sets_custom_status then
         update instances as i
-           set custom_status = p_custom_statuses[t.turn],
+           set custom_status = p_custom_status,
                custom_status_version = i.custom_status_version + 1,
                updated_at = v_now
-          from unnest(v_turns) as t (turn)
-         where p_sets_custom_status[t.turn]
-           and i.instance_id = p_instance_ids[t.turn];
+         where i.instance_id = p_instance_id;
     end if;
-
-    foreach v_turn in array v_turns loop
-        if p_clears_kv[v_turn] or v_turn = any (p_kv_turns) or p_statuses[v_turn] = any (v_terminal) then
-            perform apply_kv(p_instance_ids[v_turn], p_clears_kv[v_turn], array_agg(k.key), array_agg(k.value),
-                             array_agg(k.updated_at_ms), coalesce(p_statuses[v_turn] = any (v_terminal), false))
-               from unnest(p_kv_turns, p_kv_keys, p_kv_values, p_kv_updated_at_ms) as k (turn, key, value, updated_at_ms)
-              where k.turn = v_turn;
-        end if;
-    end loop;
+    if v_ends or p_clears_kv or cardinality(p_kv_keys) > 0 then
+        perform apply_kv(p_instance_id, p_clears_kv, p_kv_keys, p_kv_values, p_kv_updated_at_ms, v_ends);
+    end if;
 
     if cardinality(p_activity_items) > 0 then
         insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
         select t.instance_id, t.execution_id, t.activity_id, v_now, t.tag, t.session_id, t.work_item
-          from unnest(p_activity_turns, p_activity_instance_ids, p_activity_execution_ids, p_activity_ids,
+          from unnest(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids,
                       p_activity_tags, p_activity_sessions, p_activity_items)
-               as t (turn, instance_id, execution_id, activity_id, tag, session_id, work_item)
-         where t.turn = any (v_turns);
+               as t (instance_id, execution_id, activity_id, tag, session_id, work_item);
     end if;
-
     if cardinality(p_cancel_activity_ids) > 0 then
         perform from worker_queue as w
-           join unnest(p_cancel_turns, p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
-                as t (turn, instance_id, execution_id, activity_id)
+           join unnest(p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
+                as t (instance_id, execution_id, activity_id)
              on w.instance_id = t.instance_id
             and w.execution_id = t.execution_id
             and w.activity_id = t.activity_id
-          where t.turn = any (v_turns)
           order by w.instance_id, w.execution_id, w.activity_id, w.id
             for update of w;
         delete from worker_queue as w
-         using unnest(p_cancel_turns, p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
-               as t (turn, instance_id, execution_id, activity_id)
-         where t.turn = any (v_turns)
-           and w.instance_id = t.instance_id
+         using unnest(p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
+               as t (instance_id, execution_id, activity_id)
+         where w.instance_id = t.instance_id
            and w.execution_id = t.execution_id
            and w.activity_id = t.activity_id;
     end if;
-
     if cardinality(p_message_items) > 0 then
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
         select t.instance_id, t.visible_at, t.kind, t.work_item
-          from unnest(p_message_turns, p_message_instance_ids, v_visible_at, p_message_kinds, p_message_items)
-               as t (turn, instance_id, visible_at, kind, work_item)
-         where t.turn = any (v_turns);
+          from unnest(p_message_instance_ids, v_visible_at, p_message_kinds, p_message_items)
+               as t (instance_id, visible_at, kind, work_item);
     end if;
 
-    -- As next_available_at: first the proofs, then, in a statement of its own, the look.
-    foreach v_turn in array v_turns loop
-        v_proved[v_turn] := pg_try_advisory_xact_lock(schema_key(), mailbox_key(p_instance_ids[v_turn]));
-    end loop;
-    with ended as (
-        update mailboxes as m
-           set available_at = case when v_proved[t.turn]
-                                   then coalesce((select q.visible_at
-                                                    from orchestrator_queue as q
-                                                   where q.instance_id = m.instance_id
-                                                   order by q.visible_at
-                                                   limit 1), 'infinity')
-                                   else v_now end,
-               lease = null,
-               claimed_ids = null,
-               claimed_until = null,
-               -- An execution that begins without a version is anybody's.
-               pinned_version = coalesce(p_pinned_versions[t.turn],
-                                         case when p_first_event_ids[t.turn] = 1 then -1 else m.pinned_version end),
-               cached_by = case when p_first_event_ids[t.turn] = 1
-                                  or (m.cached_by = p_nodes[t.turn] and m.cached_execution_id = p_execution_ids[t.turn])
-                                then p_nodes[t.turn] end,
-               cached_execution_id = p_execution_ids[t.turn],
-               cached_event_id = coalesce(p_last_event_ids[t.turn], m.cached_event_id)
-          from unnest(v_turns) as t (turn)
-         where m.instance_id = p_instance_ids[t.turn]
-        returning m.available_at
-    )
-    select min(e.available_at) into v_next from ended as e;
+    v_next := next_available_at(p_instance_id);
+    update mailboxes as m
+       set available_at = v_next,
+           lease = null,
+           claimed_ids = null,
+           claimed_until = null,
+           -- An execution that begins without a version is anybody's.
+           pinned_version = coalesce(p_pinned_version,
+                                     case when p_first_event_id = 1 then -1 else v_box.pinned_version end),
+           cached_by = case when p_first_event_id = 1
+                              or (v_box.cached_by = p_node and v_box.cached_execution_id = p_execution_id)
+                            then p_node end,
+           cached_execution_id = p_execution_id,
+           cached_event_id = coalesce(p_last_event_id, v_box.cached_event_id)
+     where m.instance_id = p_instance_id;
+    done := true;
     due_ms := ms_between(v_now, least(v_next, v_due_at));
-
-    if cardinality(v_turns) = cardinality(p_instance_ids) then
-        done := array_fill(true, array[cardinality(v_turns)]);
-    else
-        done := array(
-            select case when t.turn = any (v_turns) then true
-                        when not exists (select from history as h
-                                          where h.instance_id = t.instance_id
-                                            and h.execution_id = p_execution_ids[t.turn]
-                                            and h.event_id = p_first_event_ids[t.turn]
-                                            and h.ack_id = p_ack_ids[t.turn]) then false end
-              from unnest(p_instance_ids) with ordinality as t (instance_id, turn)
-             order by t.turn);
-    end if;
     return next;
 end
 $$

@@ -196,7 +196,7 @@ begin
                       and q.kind = 's') then
         v_next := v_now;
     end if;
-    if v_next = 'infinity'
+    if v_ids is null and v_next = 'infinity'
        and not exists (select from instances as i where i.instance_id = p_instance_id)
        and not exists (select from history as h where h.instance_id = p_instance_id) then
         -- Nothing is known of it: its messages were dropped, or whoever announced one had lost its lease.

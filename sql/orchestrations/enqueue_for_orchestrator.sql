@@ -21,9 +21,15 @@ begin
     end if;
     v_marked := mark_in_flight(p_instance_ids);
     v_now := clock_timestamp();
-    v_visible_at := array(
-        select coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
-          from unnest(p_visible_at_ms, p_delays_ms) as t (visible_at_ms, delay_ms));
+    if cardinality(p_instance_ids) = 1 then
+        -- The usual case, without a query.
+        v_visible_at := array[coalesce(timestamp_from_ms(p_visible_at_ms[1]),
+                                       v_now + p_delays_ms[1] * interval '1 ms', v_now)];
+    else
+        v_visible_at := array(
+            select coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
+              from unnest(p_visible_at_ms, p_delays_ms) as t (visible_at_ms, delay_ms));
+    end if;
 
     insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
     select t.instance_id, t.visible_at, t.kind, t.work_item

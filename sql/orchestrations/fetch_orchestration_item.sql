@@ -43,11 +43,22 @@ declare
     c_max_history_bytes constant bigint  := 943718400::bigint;
     -- Mailboxes looked at and found to need no turn, before this call gives up its turn to others.
     c_max_idle_visits   constant integer := 100;
+    -- Up to here several small statements for each cost less than starting the large one.
+    c_few               constant integer := 3;
     v_now               timestamptz;
     v_wanted            integer;
     v_boxes             text[];
     v_left              text[];
+    v_leased            boolean[];
+    v_epochs            bigint[];
+    v_cached_executions bigint[];
+    v_cached_events     bigint[];
     v_box               text;
+    v_ids               bigint[];
+    v_until             timestamptz;
+    v_has_start         boolean;
+    v_bytes             bigint;
+    v_last_event_id     bigint;
     v_claimed           integer := 0;
     v_idle_visits       integer := 0;
     v_next              timestamptz;
@@ -62,30 +73,110 @@ begin
         v_wanted := p_limit - v_claimed;
         exit when v_wanted <= 0 or v_idle_visits >= c_max_idle_visits;
         v_now := clock_timestamp();
-        -- The first lockable mailboxes, of the version that waits longest first.
-        v_boxes := array(
-            select b.instance_id
-              from (select h.version
-                      from mailbox_heads(p_min_version, p_max_version) as h
-                     where h.available_at <= v_now
-                     order by h.available_at) as v
-             cross join lateral (
-                   select m.instance_id
-                     from mailboxes as m
-                    where m.pinned_version = v.version
-                      and m.available_at <= v_now
-                      and m.available_at < 'infinity'
-                    order by m.available_at
-                    limit v_wanted
-                      for update skip locked) as b
-             limit v_wanted);
-        exit when cardinality(v_boxes) = 0;
+        -- The first lockable mailboxes, of the version that waits longest first. Nothing but the locked rows is read
+        -- here: what else there is of an instance, only a snapshot taken under the locks shows.
+        select array_agg(b.instance_id), array_agg(b.lease is not null), array_agg(b.history_epoch),
+               array_agg(case when b.cached_by = p_node then b.cached_execution_id end), array_agg(b.cached_event_id)
+          into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events
+          from (select b.*
+                  from (select h.version
+                          from mailbox_heads(p_min_version, p_max_version) as h
+                         where h.available_at <= v_now
+                         order by h.available_at) as v
+                 cross join lateral (
+                       select m.instance_id, m.lease, m.history_epoch,
+                              m.cached_by, m.cached_execution_id, m.cached_event_id
+                         from mailboxes as m
+                        where m.pinned_version = v.version
+                          and m.available_at <= v_now
+                          and m.available_at < 'infinity'
+                        order by m.available_at
+                        limit v_wanted
+                          for update skip locked) as b
+                 limit v_wanted) as b;
+        exit when v_boxes is null;
 
         -- The clock is read again under the locks: what became visible meanwhile belongs to these turns.
         v_now := clock_timestamp();
         v_left := v_boxes;
-        if not p_with_care then
-            -- The ordinary case, all of them in one statement: not leased, started or starting, within the limits.
+        if p_with_care then
+            null;
+        elsif cardinality(v_boxes) <= c_few then
+            -- The ordinary case: not leased, started or starting, within the limits.
+            for v_position in 1 .. cardinality(v_boxes) loop
+                continue when v_leased[v_position];
+                v_box := v_boxes[v_position];
+                select i.orchestration_name, i.orchestration_version, i.current_execution_id
+                  into orchestration_name, orchestration_version, execution_id
+                  from instances as i
+                 where i.instance_id = v_box;
+                if execution_id is null then
+                    -- Acked without metadata: its history tells which execution is the latest.
+                    select e.execution_id
+                      into execution_id
+                      from history as e
+                     where e.instance_id = v_box
+                     order by e.execution_id desc
+                     limit 1;
+                end if;
+                select array_agg(o.id), array_agg(o.work_item), max(o.visible_at), max(o.attempt_count) + 1,
+                       bool_or(o.kind = 's'), sum(octet_length(o.work_item))
+                  into v_ids, messages, v_until, attempt_count, v_has_start, v_bytes
+                  from (select c.id, c.visible_at, c.attempt_count, c.kind, c.work_item
+                          from (select q.id, q.visible_at, q.attempt_count, q.kind, q.work_item
+                                  from orchestrator_queue as q
+                                 where q.instance_id = v_box
+                                   and q.visible_at <= v_now
+                                 order by q.visible_at, q.id
+                                 limit c_max_messages) as c
+                         order by c.id) as o;
+                continue when v_ids is null
+                           or not (v_has_start or execution_id is not null)
+                           or cardinality(v_ids) >= c_max_messages
+                           or v_bytes >= c_max_message_bytes;
+
+                cached_event_id := case when v_cached_executions[v_position] = coalesce(execution_id, 1)
+                                        then v_cached_events[v_position] else 0 end;
+                history := null;
+                v_last_event_id := null;
+                kv_keys := null;
+                kv_values := null;
+                kv_updated_at_ms := null;
+                if execution_id is not null then
+                    select array_agg(n.event_data), max(n.event_id), sum(octet_length(n.event_data))
+                      into history, v_last_event_id, v_bytes
+                      from (select v.event_id, v.event_data
+                              from history as v
+                             where v.instance_id = v_box
+                               and v.execution_id = fetch_orchestration_item.execution_id
+                               and v.event_id > fetch_orchestration_item.cached_event_id
+                             order by v.event_id) as n;
+                    continue when v_bytes > c_max_history_bytes;
+                    select array_agg(s.key), array_agg(s.value), array_agg(s.last_updated_at_ms)
+                      into kv_keys, kv_values, kv_updated_at_ms
+                      from kv_store as s
+                     where s.instance_id = v_box;
+                end if;
+
+                instance_id := v_box;
+                history_epoch := v_epochs[v_position];
+                execution_id := coalesce(execution_id, 1);
+                lease := gen_random_uuid();
+                update mailboxes as m
+                   set lease = fetch_orchestration_item.lease,
+                       available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
+                       claimed_ids = v_ids,
+                       claimed_until = v_until,
+                       cached_by = p_node,
+                       cached_execution_id = fetch_orchestration_item.execution_id,
+                       cached_event_id = coalesce(v_last_event_id, fetch_orchestration_item.cached_event_id)
+                 where m.instance_id = v_box;
+                v_left := array_remove(v_left, v_box);
+                v_claimed := v_claimed + 1;
+                return next;
+            end loop;
+        else
+            -- The same for all of them in one statement.
             for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
                 history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
                 with claimed as (
@@ -101,8 +192,8 @@ begin
                                    q.message_ids, q.messages, q.visible_until, b.history_epoch, x.cached_event_id,
                                    h.history, coalesce(h.last_event_id, x.cached_event_id) as last_event_id,
                                    k.keys, k.values, k.updated_at_ms
-                              from unnest(v_boxes) as t (instance_id)
-                              join mailboxes as b on b.instance_id = t.instance_id
+                              from unnest(v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events)
+                                   as b (instance_id, leased, history_epoch, cached_execution_id, cached_event_id)
                               left join instances as i on i.instance_id = b.instance_id
                               -- Acked without metadata: its history tells which execution is the latest.
                               left join lateral (
@@ -127,8 +218,7 @@ begin
                                             order by c.id) as o) as q
                              cross join lateral (
                                    select coalesce(i.current_execution_id, e.execution_id, 1) as execution_id,
-                                          case when b.cached_by = p_node
-                                                and b.cached_execution_id = coalesce(i.current_execution_id, e.execution_id, 1)
+                                          case when b.cached_execution_id = coalesce(i.current_execution_id, e.execution_id, 1)
                                                then b.cached_event_id else 0 end as cached_event_id) as x
                              cross join lateral (
                                    select array_agg(n.event_data) as history, max(n.event_id) as last_event_id,
@@ -144,7 +234,7 @@ begin
                                           array_agg(s.last_updated_at_ms) as updated_at_ms
                                      from kv_store as s
                                     where s.instance_id = b.instance_id) as k
-                             where b.lease is null
+                             where not b.leased
                                and (q.has_start or i.instance_id is not null or e.execution_id is not null)
                                and q.number between 1 and c_max_messages - 1
                                and q.bytes < c_max_message_bytes

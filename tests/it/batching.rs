@@ -26,7 +26,8 @@ use crate::support::TestSchema;
 
 pub const FETCH_TURNS: &str = ".fetch_orchestration_item(";
 pub const FETCH_ACTIVITIES: &str = ".fetch_work_item(";
-const TURN_ACKS: &str = ".ack_orchestration_item(";
+// The function for one turn and the one for many.
+const TURN_ACKS: &str = ".ack_orchestration_item";
 const ACTIVITY_ACKS: &str = ".ack_work_item(";
 const MESSAGES: &str = ".enqueue_for_orchestrator(";
 const ACTIVITIES: &str = ".enqueue_for_worker(";

@@ -249,11 +249,45 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
     }
     explained.client.query(fetch, &[]).await.expect("fetch");
     let lease = leased(explained, "mailboxes", "target").await;
+    let event = serde_json::to_string(&scheduled("target", 2)).expect("JSON");
+    let item = json(&activity("target", 7));
     faults.extend(
         explained
             .judge(
                 "ack_orchestration_item",
-                "select * from ack_orchestration_item(array['target', 'idle-9'], array[$1, gen_random_uuid()], \
+                "select * from ack_orchestration_item('target', $1, gen_random_uuid(), 1, 'Running', null, 'Test', \
+                 '1.0.0', null, null, true, 'status', false, gen_random_uuid(), $2, $2, array[$2::bigint], array[$3], \
+                 array['k'], array['v'], array[1]::bigint[], \
+                 array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], array[$4], \
+                 array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
+                 array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], \
+                 array[null, 1, null]::bigint[], array['{}', '{}', '{}'], array['idle-7', 'locked'])",
+                &[&lease, &(100 + round), &event, &item],
+            )
+            .await,
+    );
+    faults.extend(run_turns_together(explained, round).await);
+    faults
+}
+
+async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
+    let mut faults = explained
+        .judge(
+            "enqueue_for_orchestrator, many",
+            "select * from enqueue_for_orchestrator(array['target', 'idle-11', 'idle-12', 'idle-13', 'locked'], \
+             array['m', 'm', 'm', 'm', 'm']::\"char\"[], array['{}', '{}', '{}', '{}', '{}'], \
+             array[null, null, null, null, null]::bigint[], array[null, null, null, null, null]::bigint[])",
+            &[],
+        )
+        .await;
+    let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 16, gen_random_uuid(), false)";
+    faults.extend(explained.judge("fetch_orchestration_item, many", fetch, &[]).await);
+    let lease = leased(explained, "mailboxes", "target").await;
+    faults.extend(
+        explained
+            .judge(
+                "ack_orchestration_items",
+                "select * from ack_orchestration_items(array['target', 'idle-9'], array[$1, gen_random_uuid()], \
                  array[gen_random_uuid(), gen_random_uuid()], array[1, 1]::bigint[], array[null, 'Completed'], \
                  array[null, 'done'], array['Test', null], array['1.0.0', null], array[null, null]::text[], \
                  array[null, null]::bigint[], array[true, false], array['status', null], array[false, false], \
@@ -266,7 +300,7 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
                  array[null, 1, null]::bigint[], array['{}', '{}', '{}'], array['idle-7', 'locked'])",
                 &[
                     &lease,
-                    &(100 + round),
+                    &(200 + round),
                     &serde_json::to_string(&scheduled("target", 2)).expect("JSON"),
                     &json(&activity("target", 7)),
                 ],
@@ -290,6 +324,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         .await;
     // Any tag; as an owner of sessions, and without.
     for call in [
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 1, false)",
         "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 4, false)",
         "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', 4, false)",
         "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', 4, false)",
@@ -312,6 +347,17 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
                 "renew_work_item_lock",
                 "select * from renew_work_item_lock('target', 1, $1, $2, $3, 30000)",
                 &[&activity_id, &id, &lease],
+            )
+            .await,
+    );
+    // Not its holder: locks and looks, but ends nothing.
+    faults.extend(
+        explained
+            .judge(
+                "ack_work_item, one",
+                "select * from ack_work_item(array['target'], array[1]::bigint[], array[$1::bigint], array[$2::bigint], \
+                 array[gen_random_uuid()], array['target'], array['{}'])",
+                &[&activity_id, &id],
             )
             .await,
     );

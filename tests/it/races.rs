@@ -10,7 +10,7 @@ use crate::batching::{World, begin};
 use crate::fixtures::{self, Ack, LOCK, activity, create, event, raised, turn};
 
 const INSTANCE: &str = "instance";
-const ACK: &str = ".ack_orchestration_item(";
+const ACK: &str = ".ack_orchestration_item";
 
 fn noted(id: u64, note: &str) -> Event {
     let kind = EventKind::ExternalEvent {

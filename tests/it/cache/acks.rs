@@ -10,7 +10,7 @@ use crate::batching::{World, begin};
 use crate::fixtures::{LOCK, raised, turn};
 use crate::proxy::Mode;
 
-const ACK: &str = ".ack_orchestration_item(";
+const ACK: &str = ".ack_orchestration_item";
 
 #[tokio::test]
 async fn an_ack_whose_answer_is_lost_is_in_memory_once() {
