@@ -1,4 +1,4 @@
-//! Lists the functions under `sql/` for the deployer, so that the list cannot differ from the files.
+//! Lists the functions and views under `sql/` for the deployer, so that the list cannot differ from the files.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -41,6 +41,9 @@ fn main() -> io::Result<()> {
     fs::write(out.join("functions.rs"), list)
 }
 
+/// Folder and name: `area/function`.
 fn name(file: &Path) -> String {
-    file.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    let part = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let area = file.parent().map(part).unwrap_or_default();
+    format!("{area}/{}", part(file))
 }

@@ -2,6 +2,8 @@
 -- none of our business.
 revoke all on deployment, executions, history, instances, kv_delta, kv_store, mailboxes, orchestrator_queue,
     schema_history, sessions, worker_queue from public;
+revoke all on execution_status, instance_counts, instance_events, instance_payloads, instance_status, instance_values,
+    lease_status, orchestration_throughput, queue_health, scheduled_messages from public;
 revoke all on sequence mailboxes_history_epoch_seq, orchestrator_queue_id_seq, worker_queue_id_seq from public;
 
 -- CREATE FUNCTION hands EXECUTE to PUBLIC. Those of this transaction are ours.

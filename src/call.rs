@@ -116,7 +116,7 @@ impl Caller {
         let span = debug_span!("duroxide_postgres", function);
         async {
             let permit = self.permit().await?;
-            let connection = self.connection(Some(permit)).await?;
+            let connection = self.connection(Some(permit), self.pool.wait()).await?;
             self.attempt(&connection, function, parameters, &AtomicBool::default(), follow)
                 .await
         }
@@ -136,12 +136,15 @@ impl Caller {
             .await
     }
 
-    /// Without a permit, one of those that are reserved: for as long as it takes.
-    async fn connection(&self, permit: Option<OwnedSemaphorePermit>) -> Result<Connection, CallError> {
+    /// `wait`: how long to wait for a connection that others use.
+    async fn connection(
+        &self,
+        permit: Option<OwnedSemaphorePermit>,
+        wait: Option<Duration>,
+    ) -> Result<Connection, CallError> {
         if self.is_closed() {
             return Err(CallError::Closed);
         }
-        let wait = permit.as_ref().and_then(|_| self.pool.wait());
         Ok(Connection(Arc::new(Checkout {
             object: Some(self.pool.get(wait).await?),
             open: AtomicUsize::new(0),
@@ -253,7 +256,7 @@ impl Caller {
     ) -> Result<Vec<Row>, CallError> {
         let sent = AtomicBool::new(false);
         let attempt = async {
-            let connection = self.connection(None).await?;
+            let connection = self.connection(None, None).await?;
             self.attempt(&connection, function, parameters, &sent, follow).await
         };
         match tokio::time::timeout(timeout, attempt).await {
@@ -302,8 +305,8 @@ impl Caller {
         sent: &AtomicBool,
         follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
-        let client = connection.client();
         let text = self.statement(function, parameters.len());
+        let client = connection.client();
         if self.unnamed {
             let types = signatures::parameter_types(function).ok_or(CallError::NoAnswer)?;
             let typed: Vec<_> = parameters.iter().copied().zip(types.iter().cloned()).collect();
@@ -327,23 +330,6 @@ impl Caller {
         statement.push(')');
         statement
     }
-}
-
-/// Sends what follows a call once that is on the wire, and waits for its answer.
-async fn followed(
-    answer: impl Future<Output = Result<Vec<Row>, tokio_postgres::Error>>,
-    connection: &Connection,
-    follow: Option<&Follow>,
-) -> Result<Vec<Row>, CallError> {
-    let mut answer = pin!(answer);
-    if let Some(follow) = follow {
-        // Asked for once, it is on the wire: only now can anything be behind it.
-        if let Poll::Ready(rows) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await {
-            return Ok(rows?);
-        }
-        follow.sent(connection);
-    }
-    Ok(answer.await?)
 }
 
 /// A connection of the pool, and the calls on it.
@@ -380,6 +366,23 @@ impl Drop for Checkout {
             drop(object.take());
         }
     }
+}
+
+/// Waits for the answer of a call, with looks right behind it.
+async fn followed(
+    answer: impl Future<Output = Result<Vec<Row>, tokio_postgres::Error>>,
+    connection: &Connection,
+    follow: Option<&Follow>,
+) -> Result<Vec<Row>, CallError> {
+    let mut answer = pin!(answer);
+    if let Some(follow) = follow {
+        // Asked for once, it is on the wire: only now can anything be behind it.
+        if let Poll::Ready(rows) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await {
+            return Ok(rows?);
+        }
+        follow.sent(connection);
+    }
+    Ok(answer.await?)
 }
 
 fn time_left(lease_ends: impl Fn() -> Instant) -> Duration {

@@ -75,6 +75,24 @@ enum Source {
 }
 
 impl Builder {
+    /// Connections without a provider.
+    #[cfg(feature = "cli")]
+    pub(crate) fn open_pool(self) -> Result<Pool, Error> {
+        self.open().map(|(pool, _)| pool)
+    }
+
+    /// The pool, and what fills it unless it is the application's.
+    fn open(&self) -> Result<(Pool, Option<Arc<Connector>>), Error> {
+        let settings = match &self.source {
+            Source::Pool(pool) => return Ok((Pool::Given(pool.clone()), None)),
+            Source::Url(url) => Settings::parse(url, &process_environment)?,
+            Source::Config(config) => Settings::from_config(config)?,
+        };
+        let connector = self.connector(settings)?;
+        let pool = Pool::new(Arc::clone(&connector), self.pool_size, self.pool_wait)?;
+        Ok((pool, Some(connector)))
+    }
+
     fn new(source: Source) -> Self {
         Self {
             source,
@@ -234,20 +252,10 @@ impl Builder {
         if self.pool_size == 0 {
             return Err(Error::new(ErrorKind::Config, "the pool size must be at least 1"));
         }
-        let settings = match &self.source {
-            Source::Pool(_) => None,
-            Source::Url(url) => Some(Settings::parse(url, &process_environment)?),
-            Source::Config(config) => Some(Settings::from_config(config)?),
-        };
-        let connector = settings.map(|settings| self.connector(settings)).transpose()?;
+        let (pool, connector) = self.open()?;
         let direct = match &self.direct_url {
             Some(url) => Some(self.connector(Settings::parse(url, &process_environment)?)?),
             None => None,
-        };
-        let pool = match (&self.source, &connector) {
-            (Source::Pool(pool), _) => Pool::Given(pool.clone()),
-            (_, Some(connector)) => Pool::new(Arc::clone(connector), self.pool_size, self.pool_wait)?,
-            (_, None) => return Err(Error::new(ErrorKind::Config, "there is nothing to connect to")),
         };
         let caller = Caller::new(pool.clone(), self.transaction_pooler, &schema.quoted());
         let place = Place {

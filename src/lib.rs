@@ -9,6 +9,9 @@ mod admin;
 mod batch;
 mod cache;
 mod call;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod cli;
 mod config;
 mod connect;
 mod deploy;

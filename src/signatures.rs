@@ -25,7 +25,10 @@ fn signature(line: &str) -> Option<(&str, Vec<Type>)> {
     let types = parameters
         .split(", ")
         .filter(|parameter| !parameter.is_empty())
-        .map(|parameter| built_in(parameter.split_once(' ')?.1))
+        .map(|parameter| {
+            let (_name, kind) = parameter.split_once(' ')?;
+            built_in(kind.split(" DEFAULT ").next()?)
+        })
         .collect::<Option<_>>()?;
     Some((name, types))
 }

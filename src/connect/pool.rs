@@ -1,6 +1,8 @@
 //! The connections that calls share: a pool of this provider's own, or the application's.
 
 use std::ops::Deref;
+#[cfg(feature = "cli")]
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,6 +142,17 @@ impl Deref for Pooled {
     type Target = ClientWrapper;
 
     fn deref(&self) -> &ClientWrapper {
+        match self {
+            Self::Own(object) => object,
+            Self::Given(object) => object,
+            Self::Single(client) => client,
+        }
+    }
+}
+
+#[cfg(feature = "cli")]
+impl DerefMut for Pooled {
+    fn deref_mut(&mut self) -> &mut ClientWrapper {
         match self {
             Self::Own(object) => object,
             Self::Given(object) => object,

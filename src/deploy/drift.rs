@@ -5,14 +5,14 @@ use std::fmt;
 
 /// Objects that are missing, extra or changed, by kind and name.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Drift {
-    missing: Vec<String>,
-    extra: Vec<String>,
-    changed: Vec<String>,
+pub(crate) struct Drift {
+    pub(crate) missing: Vec<String>,
+    pub(crate) extra: Vec<String>,
+    pub(crate) changed: Vec<String>,
 }
 
 impl Drift {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -55,28 +55,19 @@ pub(super) fn compare(expected: &str, actual: &[String]) -> Drift {
     drift
 }
 
-/// Functions of ours that exist with another signature.
-pub(super) fn changed_signatures(expected: &str, actual: &[String]) -> BTreeSet<String> {
-    let signature = |line: &str| line.split(" | ").next().unwrap_or_default().to_string();
-    let expected: BTreeMap<String, String> = expected
-        .lines()
-        .filter_map(|line| Some((function_name(line)?, signature(line))))
-        .collect();
-    actual
-        .iter()
-        .filter_map(|line| {
-            let name = function_name(line)?;
-            (*expected.get(&name)? != signature(line)).then_some(name)
-        })
-        .collect()
+/// Functions by name, each with its signature: `name(arguments) returns result`.
+pub(super) fn signatures(expected: &str) -> impl Iterator<Item = (&str, &str)> {
+    expected.lines().filter_map(|line| {
+        let signature = line.strip_prefix("function ")?.split(" | ").next()?;
+        Some((signature.split_once('(')?.0, signature))
+    })
 }
 
-/// Whether a release of ours deploys an object of this kind and name.
-pub(super) fn is_own(expected: &str, kind: &str, name: &str) -> bool {
+/// The names of all objects of a kind.
+pub(super) fn names<'a>(expected: &'a str, kind: &'a str) -> impl Iterator<Item = &'a str> {
     expected
         .lines()
-        .filter_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))
-        .any(|rest| rest.split([' ', '(']).next() == Some(name))
+        .filter_map(move |line| line.strip_prefix(kind)?.strip_prefix(' ')?.split([' ', '(']).next())
 }
 
 /// Overloads share a name, so a name can have several lines.
@@ -121,14 +112,13 @@ mod tests {
     fn an_overload_changes_its_function() {
         let actual = lines(&format!("{EXPECTED}\nfunction f() returns void | sql | 3"));
         assert_eq!(compare(EXPECTED, &actual).to_string(), "changed: function f");
-        assert_eq!(changed_signatures(EXPECTED, &actual), BTreeSet::from(["f".to_string()]));
     }
 
     #[test]
-    fn another_body_is_not_another_signature() {
-        let actual = lines("function f(p integer) returns void | sql | 9");
-        assert!(changed_signatures(EXPECTED, &actual).is_empty());
-        assert!(is_own(EXPECTED, "table", "t") && !is_own(EXPECTED, "table", "u"));
-        assert!(is_own(EXPECTED, "function", "f") && !is_own(EXPECTED, "function", "t"));
+    fn objects_have_names_and_functions_signatures() {
+        assert_eq!(names(EXPECTED, "table").collect::<Vec<_>>(), ["t"]);
+        assert_eq!(names(EXPECTED, "function").collect::<Vec<_>>(), ["f"]);
+        let signatures: Vec<_> = signatures(EXPECTED).collect();
+        assert_eq!(signatures, [("f", "f(p integer) returns void")]);
     }
 }

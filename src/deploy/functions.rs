@@ -1,77 +1,80 @@
-//! Applies the functions.
+//! Applies the functions and views: the files under `sql/`.
 
-use tokio_postgres::{Client, Transaction};
+use tokio_postgres::Transaction;
 
-use super::{EXPECTED, RELEASE, SERVES_FROM, database, describe_schema, drift};
-use crate::error::{Error, ErrorKind, describe};
-use crate::schema_name::SchemaName;
+use super::{EXPECTED, RELEASE, SERVES_FROM, database, drift};
+use crate::error::Error;
 
 include!(concat!(env!("OUT_DIR"), "/functions.rs"));
 
-const PERMISSIONS: &str = include_str!("../../sql/permissions.sql");
+pub(super) const PERMISSIONS: &str = include_str!("../../sql/permissions.sql");
+/// Gives back what [`drop_changed_signatures`] noted.
+pub(super) const RESTORE_GRANTS: &str = "do $$ begin execute current_setting('duroxide_postgres.grants'); end $$;";
 
-/// All functions, their permissions and the record of it, in one transaction.
-pub(super) async fn deploy(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
-    let actual = describe_schema(client, schema).await?;
-    let transaction = client.transaction().await.map_err(database)?;
-    transaction
-        .batch_execute("set local check_function_bodies = off")
-        .await
-        .map_err(database)?;
-    // A signature that changed would become an overload, or be refused.
-    let mut grants = Vec::new();
-    for name in drift::changed_signatures(EXPECTED, &actual) {
-        grants.extend(drop_overloads(&transaction, schema, &name).await?);
-    }
+/// All functions and views, their permissions and the record of it.
+pub(super) async fn deploy(transaction: &Transaction<'_>) -> Result<(), Error> {
+    let run = |sql: String| async move { transaction.batch_execute(&sql).await.map_err(database) };
+    run("set local check_function_bodies = off".to_string()).await?;
+    run(drop_changed_signatures()).await?;
     for (name, sql) in FUNCTIONS {
         transaction.batch_execute(sql).await.map_err(|error| {
-            Error::new(
-                ErrorKind::Database,
-                format!("function {name} cannot be deployed: {}", describe(&error)),
-            )
-            .caused_by(error)
+            let error = database(error);
+            Error::new(error.kind(), format!("sql/{name}.sql cannot be deployed: {error}")).caused_by(error)
         })?;
     }
-    transaction.batch_execute(PERMISSIONS).await.map_err(database)?;
-    for grant in grants {
-        transaction.batch_execute(&grant).await.map_err(database)?;
-    }
-    transaction
-        .execute(
-            "insert into deployment as d (release, serves_from, functions_digest, deployed_at) \
-             values ($1, $2, $3, clock_timestamp()) \
-                 on conflict (only_row) do update \
-                set release = excluded.release, serves_from = excluded.serves_from, \
-                    functions_digest = excluded.functions_digest, deployed_at = excluded.deployed_at",
-            &[&RELEASE, &SERVES_FROM, &FUNCTIONS_DIGEST],
-        )
-        .await
-        .map_err(database)?;
-    transaction.commit().await.map_err(database)
+    run(PERMISSIONS.to_string()).await?;
+    run(RESTORE_GRANTS.to_string()).await?;
+    run(record()).await
 }
 
-/// Returns the grants that the dropped functions had.
-async fn drop_overloads(transaction: &Transaction<'_>, schema: &SchemaName, name: &str) -> Result<Vec<String>, Error> {
-    let rows = transaction
-        .query(
-            "select p.oid::regprocedure::text, \
-                    array(select format('grant execute on function %I to %I', p.proname, r.rolname) \
-                            from aclexplode(p.proacl) as a join pg_roles as r on r.oid = a.grantee \
-                           where a.privilege_type = 'EXECUTE' and a.grantee <> p.proowner) \
-               from pg_proc as p \
-              where p.pronamespace = $1::text::regnamespace and p.proname = $2",
-            &[&schema.quoted(), &name],
-        )
-        .await
-        .map_err(database)?;
-    let mut grants = Vec::new();
-    for row in &rows {
-        let signature: String = row.try_get(0).map_err(database)?;
-        grants.extend(row.try_get::<_, Vec<String>>(1).map_err(database)?);
-        transaction
-            .batch_execute(&format!("drop function {signature}"))
-            .await
-            .map_err(database)?;
-    }
-    Ok(grants)
+/// A function whose signature changed would become an overload, or be refused. Drops it; its grants are noted in a
+/// setting of the transaction.
+pub(super) fn drop_changed_signatures() -> String {
+    let signatures: Vec<String> = drift::signatures(EXPECTED)
+        .map(|(name, signature)| format!("        ('{name}', '{}')", signature.replace('\'', "''")))
+        .collect();
+    format!(
+        "do $$
+declare
+    v_function record;
+    v_grants   text := '';
+begin
+    for v_function in
+        select p.oid::regprocedure as signature, p.proacl, p.proowner, p.proname
+          from pg_proc as p
+          join (values
+{}
+               ) as s (name, signature) on s.name = p.proname
+         where p.pronamespace = quote_ident(current_schema())::regnamespace
+           and s.signature <> p.proname || '(' || pg_get_function_arguments(p.oid) || ') returns '
+                              || pg_get_function_result(p.oid)
+    loop
+        v_grants := v_grants || coalesce((
+            select string_agg(format('grant execute on function %I to %I;', v_function.proname, r.rolname), '')
+              from aclexplode(v_function.proacl) as a
+              join pg_roles as r on r.oid = a.grantee
+             where a.privilege_type = 'EXECUTE'
+               and a.grantee <> v_function.proowner), '');
+        execute format('drop function %s', v_function.signature);
+    end loop;
+    perform set_config('duroxide_postgres.grants', v_grants, true);
+end
+$$;",
+        signatures.join(",\n")
+    )
+}
+
+/// Notes which release was deployed.
+pub(super) fn record() -> String {
+    format!(
+        "insert into deployment as d (release, serves_from, functions_digest, deployed_at)
+values ('{RELEASE}', '{SERVES_FROM}', '{FUNCTIONS_DIGEST}', clock_timestamp())
+    on conflict (only_row) do update
+   set release = excluded.release,
+       serves_from = excluded.serves_from,
+       functions_digest = excluded.functions_digest,
+       deployed_at = excluded.deployed_at
+ where (d.release, d.serves_from, d.functions_digest)
+       <> (excluded.release, excluded.serves_from, excluded.functions_digest);"
+    )
 }

@@ -1,15 +1,25 @@
 //! Puts the schema in place, or checks that it is.
 //!
-//! Tables come from the migrations (refinery), functions from the files under `sql/`; both under one advisory
-//! lock, so that any number of processes can start at once. A start that finds everything in place reads one row.
+//! Tables come from the migrations, functions and views from the files under `sql/`; all in one transaction under one
+//! advisory lock, so that any number of processes can start at once and an interrupted one leaves nothing behind. A
+//! start that finds everything in place reads one row.
 
 mod drift;
 mod functions;
+mod migrations;
+#[cfg(feature = "cli")]
+mod removal;
+#[cfg(feature = "cli")]
+mod roles;
+#[cfg(feature = "cli")]
+mod script;
+#[cfg(feature = "cli")]
+mod views;
 
 use deadpool_postgres::ClientWrapper;
 use semver::Version;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, GenericClient, IsolationLevel, Row, Transaction};
 use tracing::{info, warn};
 
 use crate::call::Caller;
@@ -18,30 +28,38 @@ use crate::connect::{Connector, NoConnection, Pool, Pooled};
 use crate::error::{CallError, Error, ErrorKind, describe, describe_call};
 use crate::schema_name::SchemaName;
 
-mod embedded {
-    refinery::embed_migrations!("migrations");
-}
+#[cfg(feature = "cli")]
+pub(crate) use drift::Drift;
+#[cfg(feature = "cli")]
+pub(crate) use removal::remove;
+#[cfg(feature = "cli")]
+pub(crate) use roles::{Grants, RoleKind, grant_problems};
+#[cfg(feature = "cli")]
+pub(crate) use script::script;
+#[cfg(feature = "cli")]
+pub(crate) use views::changed_views;
 
 const DESCRIBE_SCHEMA: &str = include_str!("describe_schema.sql");
 /// What a deployment looks like, as [`DESCRIBE_SCHEMA`] shows it.
 pub(crate) const EXPECTED: &str = include_str!("../../sql/deployed.txt");
 
 /// The release that deploys.
-const RELEASE: &str = env!("CARGO_PKG_VERSION");
+pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// The oldest release whose processes the functions of this one still serve.
 const SERVES_FROM: &str = "0.1.0";
 const OLDEST_SERVER: i32 = 140_000;
 
 /// What is deployed in a schema.
-struct Deployment {
-    migration: i32,
-    release: String,
-    serves_from: String,
-    functions_digest: String,
+pub(crate) struct Deployment {
+    pub(crate) migration: i32,
+    pub(crate) release: String,
+    pub(crate) serves_from: String,
+    pub(crate) functions_digest: String,
 }
 
 /// How a deployment relates to this release.
-enum Standing {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
     Current,
     Outdated,
     /// By a later release, which serves this one.
@@ -76,6 +94,24 @@ impl Place<'_> {
     }
 }
 
+impl Place<'_> {
+    /// A connection for a deployment. It ends afterwards: statements that it prepared are not for the pool.
+    async fn session(&self, schema: &SchemaName) -> Result<ClientWrapper, Error> {
+        let (connection, is_session) = self.connection().await?;
+        if is_session {
+            return Ok(connection.take());
+        }
+        Err(Error::new(
+            ErrorKind::Schema,
+            format!(
+                "schema {:?} has to be deployed, which a pooler in transaction mode does not allow: set \
+                 Builder::direct_url to the server itself, or deploy it from elsewhere",
+                schema.as_str()
+            ),
+        ))
+    }
+}
+
 /// Brings the schema to what the policy asks for.
 pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: DeployPolicy) -> Result<(), Error> {
     let found = read(place.caller, schema).await?;
@@ -83,7 +119,8 @@ pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: Deplo
         DeployPolicy::Apply => match found {
             Some(found) if !matches!(standing(&found, schema)?, Standing::Outdated) => Ok(()),
             _ => {
-                apply(place, schema).await?;
+                let mut session = place.session(schema).await?;
+                apply(&mut session, schema, false).await?;
                 match place.direct {
                     Some(_) if read(place.caller, schema).await?.is_none() => Err(Error::new(
                         ErrorKind::Config,
@@ -98,7 +135,7 @@ pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: Deplo
 }
 
 /// The one read of a start when nothing changed. None: not deployed, or not completely.
-async fn read(caller: &Caller, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
+pub(crate) async fn read(caller: &Caller, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
     match caller.call("get_deployment", &[]).await {
         Ok(rows) => rows
             .first()
@@ -129,7 +166,7 @@ fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
     })
 }
 
-fn call_failed(error: CallError) -> Error {
+pub(crate) fn call_failed(error: CallError) -> Error {
     let kind = match &error {
         CallError::NoConnection(NoConnection::Failed(servers)) => {
             return Error::new(ErrorKind::Connect, format!("cannot connect to {servers}"));
@@ -140,7 +177,7 @@ fn call_failed(error: CallError) -> Error {
     Error::new(kind, error.to_string())
 }
 
-fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standing, Error> {
+pub(crate) fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standing, Error> {
     let parse = |text: &str| {
         Version::parse(text).map_err(|error| {
             Error::new(
@@ -154,7 +191,7 @@ fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standing, Error> 
         })
     };
     let (own, deployed, serves_from) = (parse(RELEASE)?, parse(&found.release)?, parse(&found.serves_from)?);
-    if deployed > own || found.migration > latest_migration() {
+    if deployed > own || found.migration > migrations::latest() {
         if serves_from > own {
             return Err(Error::new(
                 ErrorKind::NewerSchema,
@@ -168,21 +205,14 @@ fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standing, Error> 
         warn!(schema = schema.as_str(), %deployed, %own, "the schema was deployed by a later release; leaving it alone");
         return Ok(Standing::Newer);
     }
-    if found.migration == latest_migration() && found.functions_digest == functions::FUNCTIONS_DIGEST && deployed == own
+    if found.migration == migrations::latest()
+        && found.functions_digest == functions::FUNCTIONS_DIGEST
+        && deployed == own
     {
         Ok(Standing::Current)
     } else {
         Ok(Standing::Outdated)
     }
-}
-
-fn latest_migration() -> i32 {
-    embedded::migrations::runner()
-        .get_migrations()
-        .iter()
-        .map(|migration| migration.version())
-        .max()
-        .unwrap_or(0)
 }
 
 async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment>) -> Result<(), Error> {
@@ -192,7 +222,7 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
         return Ok(());
     }
     let (client, _) = place.connection().await?;
-    check_server(&client).await?;
+    check_server(&**client).await?;
     let actual = describe_schema(&client, schema).await?;
     let drift = drift::compare(EXPECTED, &actual);
     let problem = match found {
@@ -211,6 +241,26 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
     ))
 }
 
+/// How the schema differs from what this release deploys.
+#[cfg(feature = "cli")]
+pub(crate) async fn find_drift(client: &Client, schema: &SchemaName) -> Result<Drift, Error> {
+    Ok(drift::compare(EXPECTED, &describe_schema(client, schema).await?))
+}
+
+/// Creates an index of ours, beside running work.
+#[cfg(feature = "cli")]
+pub(crate) fn index_statement(schema: &SchemaName, index: &str) -> String {
+    let definition = EXPECTED
+        .lines()
+        .find_map(|line| line.strip_prefix("index ")?.strip_prefix(index)?.strip_prefix(' '))
+        .unwrap_or_default();
+    let concurrently = definition.replacen(" INDEX ", " INDEX CONCURRENTLY ", 1);
+    format!(
+        "{};",
+        concurrently.replacen(" ON ", &format!(" ON {}.", schema.quoted()), 1)
+    )
+}
+
 async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
     let rows = client
         .query_typed(DESCRIBE_SCHEMA, &[(&schema.as_str(), Type::TEXT)])
@@ -222,7 +272,7 @@ async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<Str
         .map_err(database)
 }
 
-async fn check_server(client: &Client) -> Result<(), Error> {
+async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
     let row = client
         .query_typed_one(
             "select current_setting('server_version_num')::integer, current_setting('server_version')",
@@ -240,44 +290,50 @@ async fn check_server(client: &Client) -> Result<(), Error> {
     Ok(())
 }
 
-async fn apply(place: &Place<'_>, schema: &SchemaName) -> Result<(), Error> {
-    let (connection, is_session) = place.connection().await?;
-    if !is_session {
-        return Err(Error::new(
-            ErrorKind::Schema,
-            format!(
-                "schema {:?} has to be deployed, which a pooler in transaction mode does not allow: set \
-                 Builder::direct_url to the server itself, or deploy it from elsewhere",
-                schema.as_str()
-            ),
-        ));
+/// Deploys, in one transaction. Leaves alone what is current already, unless it is to be repaired, and what is newer.
+/// Returns whether it deployed.
+pub(crate) async fn apply(client: &mut Client, schema: &SchemaName, repair: bool) -> Result<bool, Error> {
+    let transaction = begin(client, schema).await?;
+    check_server(&transaction).await?;
+
+    // Somebody else may have been faster.
+    if let Some(found) = read_locked(&transaction, schema).await? {
+        match standing(&found, schema)? {
+            Standing::Newer => return Ok(false),
+            Standing::Current if !repair => return Ok(false),
+            Standing::Current | Standing::Outdated => {}
+        }
     }
-    // Its search_path and its advisory lock are not for the pool: the connection ends with this function.
-    let mut wrapper = connection.take();
-    let client: &mut Client = &mut wrapper;
-    check_server(client).await?;
-    client
+    create_schema(&transaction, schema).await?;
+    refuse_foreign_objects(&transaction, schema).await?;
+    migrations::apply(&transaction).await?;
+    functions::deploy(&transaction).await?;
+    transaction.commit().await.map_err(database)?;
+    info!(schema = schema.as_str(), release = RELEASE, "schema deployed");
+    Ok(true)
+}
+
+/// A transaction that nobody else deploys, or removes, this schema beside.
+async fn begin<'a>(client: &'a mut Client, schema: &SchemaName) -> Result<Transaction<'a>, Error> {
+    let transaction = client
+        .build_transaction()
+        // What the previous holder of the lock did must be seen, whatever the server's default is.
+        .isolation_level(IsolationLevel::ReadCommitted)
+        .read_only(false)
+        .start()
+        .await
+        .map_err(database)?;
+    transaction
         .execute(
-            "select pg_advisory_lock(hashtext('duroxide-postgres:deploy'), hashtext($1))",
+            "select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext($1))",
             &[&schema.as_str()],
         )
         .await
         .map_err(database)?;
-
-    // Somebody else may have been faster.
-    if let Some(found) = read_locked(client, schema).await?
-        && !matches!(standing(&found, schema)?, Standing::Outdated)
-    {
-        return Ok(());
-    }
-    create_schema(client, schema).await?;
-    migrate(client, schema).await?;
-    functions::deploy(client, schema).await?;
-    info!(schema = schema.as_str(), release = RELEASE, "schema deployed");
-    Ok(())
+    Ok(transaction)
 }
 
-async fn read_locked(client: &Client, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
+async fn read_locked(client: &Transaction<'_>, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
     let exists = client
         .query_one(
             "select to_regproc($1) is not null",
@@ -295,8 +351,8 @@ async fn read_locked(client: &Client, schema: &SchemaName) -> Result<Option<Depl
     row.as_ref().map(decode).transpose().map_err(database)
 }
 
-async fn create_schema(client: &Client, schema: &SchemaName) -> Result<(), Error> {
-    let row = client
+async fn create_schema(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<(), Error> {
+    let row = transaction
         .query_one(
             "select exists (select from pg_namespace where nspname = $1)",
             &[&schema.as_str()],
@@ -304,23 +360,23 @@ async fn create_schema(client: &Client, schema: &SchemaName) -> Result<(), Error
         .await
         .map_err(database)?;
     if !row.try_get::<_, bool>(0).map_err(database)? {
-        client
+        transaction
             .batch_execute(&format!("create schema {}", schema.quoted()))
             .await
             .map_err(database)?;
     }
     // pg_temp last: otherwise temporary tables would be found first.
-    client
-        .batch_execute(&format!("set search_path = {}, pg_temp", schema.quoted()))
+    transaction
+        .batch_execute(&format!("set local search_path = {}, pg_temp", schema.quoted()))
         .await
         .map_err(database)
 }
 
 /// Before the first deployment, nothing in the schema may have a name of ours: later all of them are.
-async fn refuse_foreign_objects(client: &Client, schema: &SchemaName) -> Result<(), Error> {
+async fn refuse_foreign_objects(client: &Transaction<'_>, schema: &SchemaName) -> Result<(), Error> {
     let rows = client
         .query(
-            "select 'table', c.relname::text from pg_class as c \
+            "select case when c.relkind = 'v' then 'view' else 'table' end, c.relname::text from pg_class as c \
               where c.relnamespace = $1::text::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f') \
              union all \
              select 'function', p.proname::text from pg_proc as p where p.pronamespace = $1::text::regnamespace",
@@ -334,7 +390,15 @@ async fn refuse_foreign_objects(client: &Client, schema: &SchemaName) -> Result<
         if name == "schema_history" {
             return Ok(());
         }
-        if drift::is_own(EXPECTED, &kind, &name) {
+        let kinds: &[&str] = if kind == "function" {
+            &["function"]
+        } else {
+            &["table", "view"]
+        };
+        if kinds
+            .iter()
+            .any(|kind| drift::names(EXPECTED, kind).any(|own| own == name))
+        {
             foreign = Some((kind, name));
         }
     }
@@ -350,25 +414,7 @@ async fn refuse_foreign_objects(client: &Client, schema: &SchemaName) -> Result<
     }
 }
 
-async fn migrate(client: &mut Client, schema: &SchemaName) -> Result<(), Error> {
-    refuse_foreign_objects(client, schema).await?;
-    let mut runner = embedded::migrations::runner()
-        .set_grouped(true)
-        .set_abort_missing(false);
-    runner.set_migration_table_name(format!("{}.schema_history", schema.quoted()));
-    runner.run_async(client).await.map_err(|error| {
-        let cause = describe(&error);
-        let kind = if cause.contains("42501") {
-            ErrorKind::Privilege
-        } else {
-            ErrorKind::Database
-        };
-        Error::new(kind, format!("the tables cannot be deployed: {cause}")).caused_by(error)
-    })?;
-    Ok(())
-}
-
-fn database(error: tokio_postgres::Error) -> Error {
+pub(crate) fn database(error: tokio_postgres::Error) -> Error {
     let kind = match error.code().map(|state| state.code()) {
         Some("42501") => ErrorKind::Privilege,
         Some(_) => ErrorKind::Database,

@@ -27,4 +27,5 @@ mod support;
 mod tls;
 mod validations;
 mod versions;
+mod views;
 mod wake_ups;

@@ -80,6 +80,9 @@ fn function_files() -> Vec<(String, PathBuf)> {
             {
                 let name = file.file_stem().expect("name").to_string_lossy().into_owned();
                 let text = std::fs::read_to_string(&file).expect("text");
+                if text.contains(&format!("create or replace view {name} as")) {
+                    continue;
+                }
                 assert!(
                     text.contains(&format!("create or replace function {name}(")),
                     "{file:?} does not define {name}"
@@ -91,10 +94,10 @@ fn function_files() -> Vec<(String, PathBuf)> {
     files
 }
 
-/// The functions that the Rust side calls: every operation it names.
+/// The functions that are called from outside: every operation the Rust side names, and what autoscalers call.
 fn called_functions() -> BTreeSet<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut names = BTreeSet::new();
+    let mut names = BTreeSet::from(["workers_wanted".to_string()]);
     let functions: BTreeSet<String> = function_files().into_iter().map(|(name, _)| name).collect();
     for entry in std::fs::read_dir(source).expect("src") {
         let path = entry.expect("entry").path();

@@ -50,8 +50,35 @@ pub(super) struct Connection {
     born: State,
     /// SQL of the prepared statements.
     statements: HashMap<String, String>,
-    /// A trap that waits for the answer of the call under way, and the answer so far.
-    trapped: Option<(Trap, Vec<u8>)>,
+    /// Calls whose answers are still to come.
+    unanswered: usize,
+    trapped: Option<Trapped>,
+    held: Option<Held>,
+}
+
+/// A trap that waits for the answer of its call.
+struct Trapped {
+    trap: Trap,
+    /// Answers to earlier calls come first.
+    ahead: usize,
+    /// What has come of it.
+    answer: Vec<u8>,
+}
+
+/// An answer that is held back. What the client sends meanwhile gets through.
+struct Held {
+    answer: Vec<u8>,
+    released: oneshot::Receiver<()>,
+}
+
+async fn release(held: &mut Option<Held>) -> io::Result<Vec<u8>> {
+    match held {
+        None => std::future::pending().await,
+        Some(waiting) => {
+            (&mut waiting.released).await.map_err(io::Error::other)?;
+            Ok(held.take().expect("held").answer)
+        }
+    }
 }
 
 impl Connection {
@@ -63,7 +90,9 @@ impl Connection {
             state,
             born,
             statements: HashMap::new(),
+            unanswered: 0,
             trapped: None,
+            held: None,
         };
         // However it ends, both sides are closed.
         let _ = connection.run(client).await;
@@ -85,8 +114,9 @@ impl Connection {
                     self.inspect(&message).await?;
                     server.stream.write_all(&message).await?;
                 }
-                message = server.message(true) => {
-                    let answer = self.answer(message?).await?;
+                answer = release(&mut self.held) => client.stream.write_all(&answer?).await?,
+                message = server.message(true), if self.held.is_none() => {
+                    let answer = self.answer(message?)?;
                     client.stream.write_all(&answer).await?;
                 }
             }
@@ -123,8 +153,16 @@ impl Connection {
                 self.statements.get(&statement).cloned().unwrap_or_default()
             }
             b'Q' => text(),
+            b'S' => {
+                self.unanswered += 1;
+                return Ok(());
+            }
             _ => return Ok(()),
         };
+        let ahead = self.unanswered;
+        if message[0] == b'Q' {
+            self.unanswered += 1;
+        }
         self.shared.check(&sql)?;
         let Some(trap) = self.shared.called(&sql) else {
             return Ok(());
@@ -136,33 +174,43 @@ impl Connection {
                 released.await.map_err(io::Error::other)
             }
             Action::LoseAnswer(_) | Action::HoldAnswer(_) => {
-                self.trapped = Some((trap, Vec::new()));
+                self.trapped = Some(Trapped {
+                    trap,
+                    ahead,
+                    answer: Vec::new(),
+                });
                 Ok(())
             }
         }
     }
 
     /// What of the server's messages goes to the client now.
-    async fn answer(&mut self, message: Vec<u8>) -> io::Result<Vec<u8>> {
+    fn answer(&mut self, message: Vec<u8>) -> io::Result<Vec<u8>> {
         // ReadyForQuery: the transaction has ended.
         let complete = message[0] == b'Z';
-        let Some((_, held)) = &mut self.trapped else {
-            return Ok(message);
-        };
-        held.extend(message);
-        if !complete {
-            return Ok(Vec::new());
+        if complete {
+            // The first comes when the connection is there.
+            self.unanswered = self.unanswered.saturating_sub(1);
         }
-        let (trap, held) = self.trapped.take().expect("trapped");
-        match trap.action {
-            Action::HoldAnswer(released) => {
-                let _ = trap.sprung.send(());
-                released.await.map_err(io::Error::other)?;
-                Ok(held)
+        match &mut self.trapped {
+            None => return Ok(message),
+            Some(trapped) if trapped.ahead > 0 => {
+                trapped.ahead -= usize::from(complete);
+                return Ok(message);
             }
-            Action::LoseAnswer(mode) => Err(self.lose(mode, trap.sprung)),
-            Action::LoseRequest(_) | Action::HoldRequest(_) => unreachable!("sprung before the server was asked"),
+            Some(trapped) => trapped.answer.extend(message),
         }
+        if complete && let Some(Trapped { trap, answer, .. }) = self.trapped.take() {
+            match trap.action {
+                Action::HoldAnswer(released) => {
+                    let _ = trap.sprung.send(());
+                    self.held = Some(Held { answer, released });
+                }
+                Action::LoseAnswer(mode) => return Err(self.lose(mode, trap.sprung)),
+                Action::LoseRequest(_) | Action::HoldRequest(_) => unreachable!("sprung before the server was asked"),
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// Why the connection ends at a trap.

@@ -1,0 +1,94 @@
+//! `cancel`, `raise` and `delete`: acting on one instance.
+
+use std::sync::Arc;
+
+use duroxide::providers::ProviderAdmin;
+use duroxide::{Client, ClientError};
+use serde_json::json;
+
+use super::arguments::Raise;
+use super::connection::Connection;
+use super::output::{Failure, Outcome};
+
+pub(super) async fn cancel(connection: &Connection, instance: &str, reason: &str) -> Result<Outcome, Failure> {
+    let client = running(connection, instance).await?;
+    client.cancel_instance(instance, reason).await.map_err(failure)?;
+    wake(connection).await?;
+    let text = format!("instance {instance:?}: cancellation requested; its next turn acts on it");
+    Ok(Outcome::new(
+        text,
+        json!({ "instance": instance, "requested": true, "reason": reason }),
+    ))
+}
+
+pub(super) async fn raise(connection: &Connection, raise: &Raise) -> Result<Outcome, Failure> {
+    let Raise {
+        instance,
+        event,
+        data,
+        queue,
+    } = raise;
+    let client = running(connection, instance).await?;
+    let sent = if *queue {
+        client.enqueue_event(instance, event, data).await
+    } else {
+        client.raise_event(instance, event, data).await
+    };
+    sent.map_err(failure)?;
+    wake(connection).await?;
+    let text = format!("instance {instance:?}: {event:?} raised");
+    Ok(Outcome::new(
+        text,
+        json!({ "instance": instance, "event": event, "queue": queue }),
+    ))
+}
+
+pub(super) async fn delete(connection: &Connection, instance: &str, force: bool) -> Result<Outcome, Failure> {
+    let provider = connection.provider().await?;
+    let deleted = provider.delete_instance(instance, force).await.map_err(|error| {
+        if error.message.contains("DX004") {
+            return Failure::new(format!(
+                "nothing was deleted: instance {instance:?}, or one below it, is still running. \
+                 Cancel it first (duroxide-postgres cancel {instance}), or delete it anyway with --force"
+            ));
+        }
+        Failure::new(format!("nothing was deleted: {}", error.message))
+    })?;
+    let text = format!(
+        "deleted {} instances, {} executions, {} events, {} messages",
+        deleted.instances_deleted, deleted.executions_deleted, deleted.events_deleted, deleted.queue_messages_deleted
+    );
+    let json = json!({
+        "instances": deleted.instances_deleted,
+        "executions": deleted.executions_deleted,
+        "events": deleted.events_deleted,
+        "messages": deleted.queue_messages_deleted,
+    });
+    Ok(Outcome::new(text, json))
+}
+
+/// A message for an instance that is not there, or has ended, would do nothing, silently.
+async fn running(connection: &Connection, instance: &str) -> Result<Client, Failure> {
+    let provider = Arc::new(connection.provider().await?);
+    let info = provider.get_instance_info(instance).await?;
+    if matches!(info.status.as_str(), "Completed" | "Failed") {
+        return Err(Failure::new(format!(
+            "instance {instance:?} has ended already: {}",
+            info.status
+        )));
+    }
+    Ok(Client::new(provider))
+}
+
+/// Nodes that wait need not find out by polling.
+async fn wake(connection: &Connection) -> Result<(), Failure> {
+    let channel = connection.schema.channel();
+    connection
+        .query("select pg_notify($1, '')", &[&channel])
+        .await
+        .map(drop)
+}
+
+fn failure(error: ClientError) -> Failure {
+    Failure::new(error.to_string())
+}

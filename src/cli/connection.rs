@@ -1,0 +1,143 @@
+//! The server and the schema a command is about.
+
+use deadpool_postgres::ClientWrapper;
+use tokio_postgres::Row;
+
+use super::arguments::Arguments;
+use super::output::Failure;
+use crate::PostgresProvider;
+use crate::call::{Caller, Parameters};
+use crate::connect::{Pool, Pooled};
+use crate::deploy::{self, Deployment, Standing};
+use crate::error::{Error, ErrorKind};
+use crate::inner::Inner;
+use crate::schema_name::SchemaName;
+use crate::wake::Waker;
+
+/// One command needs one connection, and some of its calls another.
+const POOL_SIZE: usize = 2;
+
+pub(super) struct Connection {
+    pool: Pool,
+    pub(super) schema: SchemaName,
+    caller: Caller,
+}
+
+impl Connection {
+    /// Does not connect yet.
+    pub(super) fn open(arguments: &Arguments) -> Result<Self, Failure> {
+        let schema = SchemaName::new(&arguments.schema)?;
+        let url = arguments.database_url.as_deref().unwrap_or_default();
+        if url.is_empty() && std::env::var_os("PGHOST").is_none() {
+            return Err(Failure::usage(
+                "no server named: set DATABASE_URL or PGHOST, or use --database-url",
+            ));
+        }
+        let pool = PostgresProvider::builder(url).pool_size(POOL_SIZE).open_pool()?;
+        Ok(Self {
+            caller: Caller::new(pool.clone(), false, &schema.quoted()),
+            pool,
+            schema,
+        })
+    }
+
+    pub(super) async fn client(&self) -> Result<Pooled, Failure> {
+        let client = self.pool.get(self.pool.wait()).await;
+        client.map_err(|error| self.failure(deploy::call_failed(error)))
+    }
+
+    /// A connection that nobody else uses, not even afterwards.
+    pub(super) async fn session(&self) -> Result<ClientWrapper, Failure> {
+        self.client().await.map(Pooled::take)
+    }
+
+    pub(super) fn failure(&self, error: Error) -> Failure {
+        match error.kind() {
+            ErrorKind::Connect => Failure::unreachable(error.to_string()),
+            _ => error.into(),
+        }
+    }
+
+    /// What is deployed; none if nothing is.
+    pub(super) async fn find_deployment(&self) -> Result<Option<Deployment>, Failure> {
+        deploy::read(&self.caller, &self.schema)
+            .await
+            .map_err(|error| self.failure(error))
+    }
+
+    /// What is deployed. Fails if nothing is.
+    pub(super) async fn deployment(&self) -> Result<Deployment, Failure> {
+        match self.find_deployment().await? {
+            Some(deployment) => Ok(deployment),
+            None => Err(self.not_deployed().await?),
+        }
+    }
+
+    /// Why there is no deployment.
+    pub(super) async fn not_deployed(&self) -> Result<Failure, Failure> {
+        let exists = "select exists (select from pg_namespace where nspname = $1)";
+        let rows = self.query(exists, &[&self.schema.as_str()]).await?;
+        let exists = rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false));
+        let name = self.schema.as_str();
+        Ok(Failure::new(if exists {
+            format!(
+                "schema {name:?} is not ours: duroxide-postgres is not deployed in it. \
+                 Name another one with --schema, or deploy with: duroxide-postgres --schema {name} schema apply"
+            )
+        } else {
+            format!(
+                "there is no schema {name:?} in this database. \
+                 Name another one with --schema, or deploy with: duroxide-postgres --schema {name} schema apply"
+            )
+        }))
+    }
+
+    /// A statement of our own, about the catalogs or the views.
+    pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
+        let client = self.client().await?;
+        client.query(sql, parameters).await.map_err(|error| {
+            if error.code().is_some_and(|code| code.code() == "42501") {
+                Failure::new(format!(
+                    "{}. Use a role that may, or ask the owner for: duroxide-postgres grant --for dashboard ROLE",
+                    crate::error::describe(&error)
+                ))
+            } else {
+                self.failure(deploy::database(error))
+            }
+        })
+    }
+
+    /// Fails unless a deployment is there that this release can work with.
+    pub(super) async fn require_deployment(&self) -> Result<(), Failure> {
+        let found = self.deployment().await?;
+        if deploy::standing(&found, &self.schema)? == Standing::Outdated {
+            return Err(Failure::new(format!(
+                "schema {0:?} was deployed by release {1}, or another build of it; this is {2}. \
+                 Upgrade it with: duroxide-postgres --schema {0} schema apply",
+                self.schema.as_str(),
+                found.release,
+                deploy::RELEASE
+            )));
+        }
+        Ok(())
+    }
+
+    /// A provider that neither polls nor listens, on a deployment that it can work with.
+    pub(super) async fn provider(&self) -> Result<PostgresProvider, Failure> {
+        self.require_deployment().await?;
+        let waker = Waker::new(self.schema.channel(), None);
+        Ok(PostgresProvider {
+            inner: Inner::new(self.caller.clone(), waker, self.schema.clone(), false, 0),
+        })
+    }
+}
+
+/// Reads a column, whose type the statement fixes.
+pub(super) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, Failure> {
+    row.try_get(name).map_err(|error| {
+        Failure::new(format!(
+            "column {name} cannot be read: {}",
+            crate::error::describe(&error)
+        ))
+    })
+}

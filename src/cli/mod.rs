@@ -1,0 +1,78 @@
+//! The command `duroxide-postgres`: what a DBA does with a schema.
+//!
+//! Part of the library, so that it can use what applications have no business with. Each command is a module that
+//! returns what it found as an `Outcome`, text and JSON; this module prints it.
+
+mod act;
+mod arguments;
+mod connection;
+mod doctor;
+mod grant;
+mod instances;
+mod output;
+mod prune;
+mod schema;
+mod show;
+mod status;
+mod timeline;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use arguments::{Arguments, Command, SchemaCommand};
+use connection::Connection;
+use output::{Failure, Outcome, print};
+
+/// Runs the command this process was started as.
+#[must_use]
+pub fn main() -> ExitCode {
+    // Prints help and usage errors itself, and exits with 0 or 2.
+    let arguments = Arguments::parse();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&Failure::new(format!("cannot start: {error}"))),
+    };
+    match runtime.block_on(run(&arguments)) {
+        Ok(outcome) => finish(&arguments, &outcome),
+        Err(failure) => fail(&failure),
+    }
+}
+
+async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
+    match &arguments.command {
+        Command::Schema(SchemaCommand::Sql { from }) => schema::sql(&arguments.schema, *from),
+        Command::Schema(command) => schema::run(&Connection::open(arguments)?, command).await,
+        Command::Grant(grant) if grant.sql => grant::sql(&arguments.schema, grant),
+        Command::Grant(grant) => grant::run(&Connection::open(arguments)?, grant).await,
+        Command::Status => status::run(&Connection::open(arguments)?).await,
+        Command::Watch(watch) => status::watch(&Connection::open(arguments)?, watch, arguments.json).await,
+        Command::Instances(filter) => instances::run(&Connection::open(arguments)?, filter).await,
+        Command::Show { instance } => show::show(&Connection::open(arguments)?, instance).await,
+        Command::History { instance, execution } => {
+            show::history(&Connection::open(arguments)?, instance, *execution).await
+        }
+        Command::Cancel { instance, reason } => act::cancel(&Connection::open(arguments)?, instance, reason).await,
+        Command::Raise(raise) => act::raise(&Connection::open(arguments)?, raise).await,
+        Command::Doctor => doctor::run(&Connection::open(arguments)?).await,
+        Command::Prune(prune) => prune::run(&Connection::open(arguments)?, prune).await,
+        Command::Delete { instance, force } => act::delete(&Connection::open(arguments)?, instance, *force).await,
+    }
+}
+
+fn finish(arguments: &Arguments, outcome: &Outcome) -> ExitCode {
+    if let Err(error) = print(&outcome.rendered(arguments.json)) {
+        return fail(&error);
+    }
+    match &outcome.problem {
+        Some(problem) => fail(problem),
+        None => ExitCode::SUCCESS,
+    }
+}
+
+fn fail(failure: &Failure) -> ExitCode {
+    // Nothing can be done about a stderr that cannot be written to.
+    let _ = writeln!(io::stderr().lock(), "error: {failure}");
+    ExitCode::from(failure.code)
+}

@@ -1,0 +1,179 @@
+//! What commands say.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use duroxide::providers::ProviderError;
+use serde_json::Value;
+
+use crate::error::{Error, ErrorKind};
+
+/// What a command found or did.
+pub(super) struct Outcome {
+    text: String,
+    /// None if everything was printed already.
+    json: Option<Value>,
+    /// What is wrong with what was found: goes to stderr, and the command fails.
+    pub(super) problem: Option<Failure>,
+}
+
+impl Outcome {
+    pub(super) fn new(text: impl Into<String>, json: Value) -> Self {
+        Self {
+            text: text.into(),
+            json: Some(json),
+            problem: None,
+        }
+    }
+
+    pub(super) fn with_problem(mut self, problem: Option<Failure>) -> Self {
+        self.problem = problem;
+        self
+    }
+
+    /// Everything was printed already.
+    pub(super) fn printed() -> Self {
+        Self {
+            text: String::new(),
+            json: None,
+            problem: None,
+        }
+    }
+
+    pub(super) fn rendered(&self, json: bool) -> String {
+        let mut rendered = match &self.json {
+            Some(value) if json => format!("{value:#}"),
+            _ => self.text.clone(),
+        };
+        if !rendered.is_empty() && !rendered.ends_with('\n') {
+            rendered.push('\n');
+        }
+        rendered
+    }
+}
+
+/// Why a command failed, for people, and its exit code.
+#[derive(Debug)]
+pub(super) struct Failure {
+    message: String,
+    pub(super) code: u8,
+}
+
+impl Failure {
+    pub(super) fn new(message: impl Into<String>) -> Self {
+        Self::with_code(message, 1)
+    }
+
+    pub(super) fn usage(message: impl Into<String>) -> Self {
+        Self::with_code(message, 2)
+    }
+
+    pub(super) fn unreachable(message: impl Into<String>) -> Self {
+        Self::with_code(message, 3)
+    }
+
+    pub(super) fn with_code(message: impl Into<String>, code: u8) -> Self {
+        Self {
+            message: message.into(),
+            code,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Connect => Self::unreachable(error.to_string()),
+            ErrorKind::Config => Self::usage(error.to_string()),
+            _ => Self::new(error.to_string()),
+        }
+    }
+}
+
+impl From<ProviderError> for Failure {
+    fn from(error: ProviderError) -> Self {
+        Self::new(error.message)
+    }
+}
+
+/// Writes to stdout. Returns whether somebody still reads: a reader that has seen enough (`| head`) is no failure.
+pub(super) fn print(text: &str) -> Result<bool, Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::new(format!("cannot write the output: {error}"))),
+    }
+}
+
+/// Columns, as wide as they have to be.
+pub(super) fn table(headers: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = headers.iter().map(|header| header.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for (cell, &width) in cells.zip(&widths) {
+            line.push_str(&format!("{cell:<width$}  "));
+        }
+        line.truncate(line.trim_end().len());
+        line + "\n"
+    };
+    let mut text = line(&mut headers.iter().copied());
+    for row in rows {
+        text.push_str(&line(&mut row.iter().map(String::as_str)));
+    }
+    text
+}
+
+/// Milliseconds, to the two units that matter.
+pub(super) fn duration(ms: i64) -> String {
+    let sign = if ms < 0 { "-" } else { "" };
+    let ms = ms.unsigned_abs();
+    let (seconds, minutes, hours, days) = (ms / 1000, ms / 60_000, ms / 3_600_000, ms / 86_400_000);
+    let text = match () {
+        () if ms < 1000 => format!("{ms} ms"),
+        () if seconds < 60 => format!("{seconds}.{} s", ms % 1000 / 100),
+        () if minutes < 60 => format!("{minutes} m {:02} s", seconds % 60),
+        () if hours < 24 => format!("{hours} h {:02} m", minutes % 60),
+        () => format!("{days} d {:02} h", hours % 24),
+    };
+    format!("{sign}{text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_short() {
+        for (ms, text) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (1000, "1.0 s"),
+            (59_999, "59.9 s"),
+            (60_000, "1 m 00 s"),
+            (3_599_999, "59 m 59 s"),
+            (3_600_000, "1 h 00 m"),
+            (90_000_000, "1 d 01 h"),
+            (-1500, "-1.5 s"),
+        ] {
+            assert_eq!(duration(ms), text);
+        }
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [vec!["größe".to_string(), "1".to_string()]];
+        assert_eq!(table(&["a", "long"], &rows), "a      long\ngröße  1\n");
+    }
+}

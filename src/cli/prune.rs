@@ -1,0 +1,351 @@
+//! `prune`: deletes what is old, batch by batch. Each batch is a transaction of its own, so whatever ends the command
+//! early leaves what was done done, and the next run goes on.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use tokio_postgres::Row;
+
+use super::arguments::{Prune, PruneCommand};
+use super::connection::{Connection, column};
+use super::output::{Failure, Outcome};
+use crate::call::Parameters;
+use crate::deploy;
+
+/// A batch waits for turns under way, but not for somebody who sleeps in a transaction.
+const LOCK_TIMEOUT: &str = "set local lock_timeout = '5s'";
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(200);
+/// The exit code of what was interrupted, by custom.
+const INTERRUPTED: u8 = 130;
+
+pub(super) async fn run(connection: &Connection, prune: &PruneCommand) -> Result<Outcome, Failure> {
+    match prune {
+        PruneCommand::Instances { older_than, batch } => {
+            let Some(older_than) = older_than else {
+                return Err(no_criterion("--older-than"));
+            };
+            connection.require_deployment().await?;
+            instances(connection, *older_than, batch).await
+        }
+        PruneCommand::Executions {
+            keep_last,
+            older_than,
+            batch,
+        } => {
+            if keep_last.is_none() && older_than.is_none() {
+                return Err(no_criterion("--keep-last or --older-than"));
+            }
+            connection.require_deployment().await?;
+            executions(connection, keep_last.map(i64::from), *older_than, batch).await
+        }
+    }
+}
+
+fn no_criterion(flags: &str) -> Failure {
+    Failure::usage(format!("nothing was deleted: say what is old enough, with {flags}"))
+}
+
+/// Instances that ended, with all below them.
+async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> Result<Outcome, Failure> {
+    let schema = connection.schema.quoted();
+    let before = before(connection, Some(older_than)).await?;
+    let count = format!(
+        "with recursive root as ( \
+             select s.instance_id from {schema}.instance_status as s \
+              where s.status in ('Completed', 'Failed') \
+                and s.completed_at < to_timestamp($1::bigint / 1000.0::double precision) \
+                and not exists (select from {schema}.instance_status as p where p.instance_id = s.parent_instance_id) \
+         ), tree (root, instance_id) as ( \
+             select r.instance_id, r.instance_id from root as r \
+             union \
+             select t.root, s.instance_id from tree as t \
+               join {schema}.instance_status as s on s.parent_instance_id = t.instance_id \
+         ), dead as ( \
+             select t.root, count(*) as members from tree as t \
+               join {schema}.instance_status as s on s.instance_id = t.instance_id \
+              group by t.root having bool_and(s.status in ('Completed', 'Failed')) \
+         ) \
+         select coalesce(sum(d.members), 0)::bigint as instances from dead as d"
+    );
+    let total: i64 = first(&connection.query(&count, &[&before]).await?, "instances")?;
+    if batch.dry_run {
+        let text = format!("would delete {total} instances");
+        return Ok(Outcome::new(text, json!({ "dry_run": true, "instances": total })));
+    }
+    // Those that ended first go first, each status in the order of its index. Which of them can go is up to the function; one
+    // that has to stay is passed by, not met again.
+    let find = format!(
+        "select e.instance_id, e.completed_at::text as completed_at \
+           from {schema}.execution_status as e \
+           join {schema}.instance_status as s on s.instance_id = e.instance_id \
+          where e.is_current \
+            and e.status = $1 \
+            and e.completed_at < to_timestamp($2::bigint / 1000.0::double precision) \
+            and e.completed_at >= $3::text::timestamptz \
+            and (e.completed_at, e.instance_id) > ($3::text::timestamptz, $4::text) \
+            and not exists (select from {schema}.instance_status as p where p.instance_id = s.parent_instance_id) \
+          order by e.completed_at, e.instance_id \
+          limit $5"
+    );
+    let delete = format!("select * from {schema}.delete_instance_bulk($1, $2, $3)");
+    let mut work = Work::new(total, "instances", batch);
+    let mut deleted = [0; 3];
+    for status in ["Completed", "Failed"] {
+        let mut last = ("-infinity".to_string(), String::new());
+        loop {
+            let limit = i64::from(batch.batch_size);
+            let rows = connection
+                .query(&find, &[&status, &before, &last.0, &last.1, &limit])
+                .await?;
+            let Some(row) = rows.last() else {
+                break;
+            };
+            last = (column(row, "completed_at")?, column(row, "instance_id")?);
+            let roots: Vec<String> = rows
+                .iter()
+                .map(|row| column(row, "instance_id"))
+                .collect::<Result<_, _>>()?;
+            let row = work.batch(connection, &delete, &[&roots, &before, &limit]).await?;
+            deleted[0] += column::<i64>(&row, "instances_deleted")?;
+            deleted[1] += column::<i64>(&row, "executions_deleted")?;
+            deleted[2] += column::<i64>(&row, "events_deleted")?;
+            work.done(deleted[0])?;
+        }
+    }
+    work.finish();
+    let [instances, executions, events] = deleted;
+    let text = format!("deleted {instances} instances, {executions} executions, {events} events");
+    let json = json!({ "dry_run": false, "instances": instances, "executions": executions, "events": events });
+    Ok(Outcome::new(text, json))
+}
+
+/// An instance, how many executions it has, and how many of them may go.
+struct Candidate {
+    instance: String,
+    executions: i64,
+    prunable: i64,
+}
+
+/// Executions that are not the current one of their instance.
+async fn executions(
+    connection: &Connection,
+    keep_last: Option<i64>,
+    older_than: Option<i64>,
+    batch: &Prune,
+) -> Result<Outcome, Failure> {
+    let before = before(connection, older_than).await?;
+    let candidates = candidates(connection, keep_last, before).await?;
+    let total: i64 = candidates.iter().map(|candidate| candidate.prunable).sum();
+    if batch.dry_run {
+        let text = format!("would delete {total} executions of {} instances", candidates.len());
+        let json = json!({ "dry_run": true, "executions": total, "instances": candidates.len() });
+        return Ok(Outcome::new(text, json));
+    }
+    let prune = format!(
+        "select * from {}.prune_executions($1, null, $2, $3, $4)",
+        connection.schema.quoted()
+    );
+    let mut work = Work::new(total, "executions", batch);
+    let (mut executions, mut events) = (0, 0);
+    for (instances, keep_last) in batches(&candidates, keep_last, i64::from(batch.batch_size)) {
+        let count = instances.len() as i64;
+        let row = work
+            .batch(connection, &prune, &[&instances, &count, &keep_last, &before])
+            .await?;
+        executions += column::<i64>(&row, "executions_deleted")?;
+        events += column::<i64>(&row, "events_deleted")?;
+        work.done(executions)?;
+    }
+    work.finish();
+    let text = format!("deleted {executions} executions, {events} events");
+    let json = json!({ "dry_run": false, "executions": executions, "events": events });
+    Ok(Outcome::new(text, json))
+}
+
+async fn candidates(
+    connection: &Connection,
+    keep_last: Option<i64>,
+    before: Option<i64>,
+) -> Result<Vec<Candidate>, Failure> {
+    let sql = format!(
+        "select e.instance_id, max(e.executions) as executions, count(*) as prunable \
+           from (select s.*, \
+                        count(*) over (partition by s.instance_id) as executions, \
+                        row_number() over (partition by s.instance_id order by s.execution_id desc) as position \
+                   from {}.execution_status as s) as e \
+          where not e.is_current \
+            and e.status <> 'Running' \
+            and ($1::bigint is null or e.position > greatest($1, 1)) \
+            and ($2::bigint is null or e.completed_at < to_timestamp($2 / 1000.0::double precision)) \
+          group by e.instance_id \
+          order by e.instance_id",
+        connection.schema.quoted()
+    );
+    let rows = connection.query(&sql, &[&keep_last, &before]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Candidate {
+                instance: column(row, "instance_id")?,
+                executions: column(row, "executions")?,
+                prunable: column(row, "prunable")?,
+            })
+        })
+        .collect()
+}
+
+/// Which instances to prune together, and how many executions each keeps: no batch takes more than `size` executions.
+/// One with more is pruned in steps, by keeping fewer and fewer.
+fn batches(candidates: &[Candidate], keep_last: Option<i64>, size: i64) -> Vec<(Vec<&str>, Option<i64>)> {
+    let mut batches = Vec::new();
+    let (mut group, mut sum) = (Vec::new(), 0);
+    for candidate in candidates {
+        if candidate.prunable > size {
+            let least = keep_last.unwrap_or(1).max(1);
+            let mut keep = candidate.executions - size;
+            while keep > least {
+                batches.push((vec![candidate.instance.as_str()], Some(keep)));
+                keep -= size;
+            }
+            batches.push((vec![candidate.instance.as_str()], keep_last));
+            continue;
+        }
+        if sum + candidate.prunable > size {
+            batches.push((std::mem::take(&mut group), keep_last));
+            sum = 0;
+        }
+        group.push(candidate.instance.as_str());
+        sum += candidate.prunable;
+    }
+    if !group.is_empty() {
+        batches.push((group, keep_last));
+    }
+    batches
+}
+
+/// A time that long ago, by the server's clock: fixed once, so that the command comes to an end.
+async fn before(connection: &Connection, older_than: Option<i64>) -> Result<Option<i64>, Failure> {
+    let Some(older_than) = older_than else {
+        return Ok(None);
+    };
+    let sql = "select floor(extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms";
+    let now: i64 = first(&connection.query(sql, &[]).await?, "now_ms")?;
+    Ok(Some(now - older_than))
+}
+
+fn first(rows: &[Row], name: &str) -> Result<i64, Failure> {
+    rows.first().map_or(Ok(0), |row| column(row, name))
+}
+
+/// Progress, pauses and interruptions.
+struct Work {
+    progress: ProgressBar,
+    what: &'static str,
+    done: i64,
+    interrupted: tokio::task::JoinHandle<()>,
+}
+
+impl Work {
+    fn new(total: i64, what: &'static str, batch: &Prune) -> Self {
+        let progress = ProgressBar::new(total.unsigned_abs());
+        let template = "{bar:40} {pos}/{len} {msg} {elapsed} (about {eta} left)";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            progress.set_style(style);
+        }
+        progress.set_message(format!("{what}, {} at a time", batch.batch_size));
+        Self {
+            progress,
+            what,
+            done: 0,
+            // From now on an interrupt does not end the process: the batch under way is finished first.
+            interrupted: tokio::spawn(async {
+                let _ = tokio::signal::ctrl_c().await;
+            }),
+        }
+    }
+
+    /// One batch, in a transaction; again if somebody was in the way.
+    async fn batch(&self, connection: &Connection, sql: &str, parameters: Parameters<'_>) -> Result<Row, Failure> {
+        let mut client = connection.client().await?;
+        for attempt in 1.. {
+            let attempted = async {
+                let transaction = client.transaction().await?;
+                transaction.batch_execute(LOCK_TIMEOUT).await?;
+                let row = transaction.query_one(sql, parameters).await?;
+                transaction.commit().await?;
+                Ok::<_, tokio_postgres::Error>(row)
+            };
+            match attempted.await {
+                Ok(row) => return Ok(row),
+                Err(error) => {
+                    let passes = error
+                        .code()
+                        .is_some_and(|code| matches!(code.code(), "55P03" | "40P01" | "40001" | "DX006"));
+                    if !passes || attempt == ATTEMPTS {
+                        let failure = connection.failure(deploy::database(error));
+                        return Err(self.stopped(&failure.to_string(), failure.code));
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+        Err(Failure::new("no attempt was made"))
+    }
+
+    /// So many are done. Fails if it was interrupted.
+    fn done(&mut self, done: i64) -> Result<(), Failure> {
+        self.done = done;
+        self.progress.set_position(done.unsigned_abs());
+        if self.interrupted.is_finished() {
+            return Err(self.stopped("interrupted", INTERRUPTED));
+        }
+        Ok(())
+    }
+
+    fn stopped(&self, why: &str, code: u8) -> Failure {
+        self.progress.finish_and_clear();
+        Failure::with_code(
+            format!(
+                "{why}. {} {} were deleted before that; run it again to go on",
+                self.done, self.what
+            ),
+            code,
+        )
+    }
+
+    fn finish(&self) {
+        self.progress.finish_and_clear();
+        self.interrupted.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(instance: &str, executions: i64, prunable: i64) -> Candidate {
+        Candidate {
+            instance: instance.to_string(),
+            executions,
+            prunable,
+        }
+    }
+
+    #[test]
+    fn no_batch_takes_too_many() {
+        let candidates = [
+            candidate("a", 4, 3),
+            candidate("b", 5, 4),
+            candidate("c", 25, 23),
+            candidate("d", 9, 8),
+            candidate("e", 3, 2),
+        ];
+        let expected = [(vec!["a", "b"], Some(2)), (vec!["d", "e"], Some(2))];
+        let batches = batches(&candidates, Some(2), 10);
+        let (steps, groups): (Vec<_>, Vec<_>) = batches.into_iter().partition(|(group, _)| group == &["c"]);
+        assert_eq!(groups, expected);
+        let kept: Vec<_> = steps.iter().map(|(_, keep)| *keep).collect();
+        assert_eq!(kept, [Some(15), Some(5), Some(2)]);
+    }
+}

@@ -1,0 +1,214 @@
+//! `schema`: deploying, verifying, dropping.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use super::arguments::SchemaCommand;
+use super::connection::{Connection, column};
+use super::output::{Failure, Outcome};
+use crate::deploy::{self, Deployment, RELEASE, Standing};
+use crate::schema_name::SchemaName;
+
+pub(super) fn sql(schema: &str, from: i32) -> Result<Outcome, Failure> {
+    let schema = SchemaName::new(schema)?;
+    let sql = deploy::script(&schema, from)?;
+    let json = json!({ "schema": schema.as_str(), "release": RELEASE, "from": from, "sql": sql });
+    Ok(Outcome::new(sql, json))
+}
+
+pub(super) async fn run(connection: &Connection, command: &SchemaCommand) -> Result<Outcome, Failure> {
+    match command {
+        SchemaCommand::Sql { from } => sql(connection.schema.as_str(), *from),
+        SchemaCommand::Apply => apply(connection).await,
+        SchemaCommand::Verify => verify(connection).await,
+        SchemaCommand::Drop { yes } => drop(connection, *yes).await,
+        SchemaCommand::Version => version(connection).await,
+    }
+}
+
+async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
+    let name = connection.schema.as_str();
+    let progress = ProgressBar::new_spinner().with_message(format!("deploying release {RELEASE} to schema {name:?}"));
+    progress.enable_steady_tick(Duration::from_millis(100));
+    let mut session = connection.session().await?;
+    let applied = deploy::apply(&mut session, &connection.schema, true).await;
+    progress.finish_and_clear();
+    let applied = applied.map_err(|error| connection.failure(error))?;
+    let found = connection.deployment().await?;
+    let text = if applied {
+        format!(
+            "schema {name:?}: release {RELEASE} is deployed, migration {}",
+            found.migration
+        )
+    } else {
+        format!(
+            "schema {name:?} was deployed by release {}, which is later than {RELEASE}: left alone",
+            found.release
+        )
+    };
+    let json = json!({ "schema": name, "applied": applied, "release": found.release, "migration": found.migration });
+    Ok(Outcome::new(text, json))
+}
+
+async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
+    let name = connection.schema.as_str();
+    let Some(found) = connection.find_deployment().await? else {
+        return Err(connection.not_deployed().await?);
+    };
+    let standing = deploy::standing(&found, &connection.schema)?;
+    let client = connection.client().await?;
+    let failure = |error| connection.failure(error);
+    let mut drift = deploy::find_drift(&client, &connection.schema).await.map_err(failure)?;
+    if let Some(views) = deploy::changed_views(&client, &connection.schema)
+        .await
+        .map_err(failure)?
+    {
+        drift.changed.extend(views.iter().map(|view| format!("view {view}")));
+        drift.changed.sort();
+        drift.changed.dedup();
+    }
+    let grants = deploy::grant_problems(&client, &connection.schema)
+        .await
+        .map_err(failure)?;
+    // A later release serves this one, and looks different.
+    let newer = standing == Standing::Newer;
+    let ok = newer || (drift.is_empty() && grants.is_empty());
+
+    let mut text = format!(
+        "schema {name:?}: release {}, migration {}\n",
+        found.release, found.migration
+    );
+    for (what, names) in [
+        ("missing", &drift.missing),
+        ("extra", &drift.extra),
+        ("changed", &drift.changed),
+    ] {
+        for name in names {
+            text.push_str(&format!("  {what}: {name}\n"));
+        }
+    }
+    for problem in &grants {
+        text.push_str(&format!("  grants: {problem}\n"));
+    }
+    if drift.is_empty() && grants.is_empty() {
+        text.push_str("  as this release deploys it\n");
+    } else if newer {
+        text.push_str(&format!(
+            "  deployed by a later release than {RELEASE}, which serves this one\n"
+        ));
+    }
+    let json = json!({
+        "schema": name,
+        "ok": ok,
+        "standing": standing_name(standing),
+        "release": found.release,
+        "migration": found.migration,
+        "missing": drift.missing,
+        "extra": drift.extra,
+        "changed": drift.changed,
+        "grants": grants,
+    });
+    let problem = (!ok).then(|| {
+        Failure::new(format!(
+            "schema {name:?} is not as release {RELEASE} deploys it. \
+             Functions, views and permissions are put right by: duroxide-postgres --schema {name} schema apply"
+        ))
+    });
+    Ok(Outcome::new(text, json).with_problem(problem))
+}
+
+async fn version(connection: &Connection) -> Result<Outcome, Failure> {
+    let name = connection.schema.as_str();
+    let found = connection.deployment().await?;
+    let Deployment {
+        migration,
+        release,
+        serves_from,
+        functions_digest,
+    } = &found;
+    let (standing, problem) = match deploy::standing(&found, &connection.schema) {
+        Ok(standing) => (standing_name(standing), None),
+        Err(error) => ("unsupported", Some(Failure::from(error))),
+    };
+    let text = format!(
+        "schema {name:?}: release {release} ({standing}), migration {migration}, functions {functions_digest}\n\
+         serves processes from release {serves_from} on; this is {RELEASE}"
+    );
+    let json = json!({
+        "schema": name,
+        "standing": standing,
+        "release": release,
+        "serves_from": serves_from,
+        "migration": migration,
+        "functions_digest": functions_digest,
+        "this_release": RELEASE,
+    });
+    Ok(Outcome::new(text, json).with_problem(problem))
+}
+
+fn standing_name(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Current => "current",
+        Standing::Outdated => "outdated",
+        Standing::Newer => "newer",
+    }
+}
+
+async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, Failure> {
+    let name = connection.schema.as_str();
+    connection.deployment().await?;
+    if !yes {
+        confirm(connection).await?;
+    }
+    let mut session = connection.session().await?;
+    let removal = deploy::remove(&mut session, &connection.schema)
+        .await
+        .map_err(|error| connection.failure(error))?;
+    let rest = if removal.schema_dropped {
+        "and the schema"
+    } else {
+        "but not the schema: something else is in it"
+    };
+    let text = format!("schema {name:?}: dropped {} objects, {rest}", removal.objects);
+    let json = json!({ "schema": name, "objects": removal.objects, "schema_dropped": removal.schema_dropped });
+    Ok(Outcome::new(text, json))
+}
+
+/// Asks for the schema's name.
+async fn confirm(connection: &Connection) -> Result<(), Failure> {
+    let name = connection.schema.as_str();
+    let counts = format!(
+        "select status, instances from {}.instance_counts",
+        connection.schema.quoted()
+    );
+    let rows = connection.query(&counts, &[]).await?;
+    let mut total = 0;
+    let mut running = 0;
+    for row in &rows {
+        let count: i64 = column(row, "instances")?;
+        total += count;
+        if column::<&str>(row, "status")? == "Running" {
+            running = count;
+        }
+    }
+    let mut stderr = io::stderr().lock();
+    let _ = write!(
+        stderr,
+        "This drops schema {name:?} with {total} instances, {running} of them running.\nType the schema's name to go on: "
+    );
+    let _ = stderr.flush();
+    let mut answer = String::new();
+    let read = io::stdin().lock().read_line(&mut answer);
+    if !io::stdin().is_terminal() {
+        let _ = writeln!(stderr);
+    }
+    if read.is_ok() && answer.trim() == name {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "nothing was dropped: that is not the schema's name. To drop it without being asked, use --yes",
+    ))
+}

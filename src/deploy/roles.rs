@@ -1,0 +1,186 @@
+//! Who needs which privileges, and who has others.
+
+use tokio_postgres::Client;
+
+use super::{EXPECTED, database, drift};
+use crate::error::Error;
+use crate::schema_name::{SchemaName, quote_identifier};
+
+/// What a role is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RoleKind {
+    /// Runs orchestrations and activities, starts, reads, raises and cancels. Cannot delete.
+    Runtime,
+    /// Deletes instances and prunes executions.
+    Cleanup,
+    /// Reads the views that show no payloads.
+    Dashboard,
+    /// Reads all views.
+    Payloads,
+}
+
+const DELETING: &[&str] = &[
+    "delete_instance",
+    "delete_instance_bulk",
+    "delete_instances_atomic",
+    "prune_executions",
+];
+/// What somebody who deletes has to know.
+const FINDING: &[&str] = &[
+    "get_deployment",
+    "get_instance_tree",
+    "get_parent_id",
+    "list_children",
+    "list_executions",
+    "list_instances",
+];
+const OBSERVING: &[&str] = &["get_deployment", "workers_wanted"];
+const PAYLOAD_VIEWS: &[&str] = &["instance_events", "instance_payloads", "instance_values"];
+
+/// The privileges of a kind of role, beside USAGE on the schema.
+pub(crate) struct Grants {
+    functions: Vec<&'static str>,
+    views: Vec<&'static str>,
+}
+
+impl Grants {
+    pub(crate) fn of(kind: RoleKind) -> Self {
+        let views = |payloads: bool| {
+            drift::names(EXPECTED, "view")
+                .filter(|name| payloads || !PAYLOAD_VIEWS.contains(name))
+                .collect()
+        };
+        match kind {
+            RoleKind::Runtime => Self {
+                functions: callable().filter(|name| !DELETING.contains(name)).collect(),
+                views: Vec::new(),
+            },
+            RoleKind::Cleanup => Self {
+                functions: [DELETING, FINDING].concat(),
+                views: vec!["execution_status", "instance_status"],
+            },
+            RoleKind::Dashboard | RoleKind::Payloads => Self {
+                functions: OBSERVING.to_vec(),
+                views: views(kind == RoleKind::Payloads),
+            },
+        }
+    }
+
+    /// As SQL.
+    pub(crate) fn statements(&self, schema: &SchemaName, role: &str) -> Vec<String> {
+        let (schema, role) = (schema.quoted(), quote_identifier(role));
+        let list = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| format!("{schema}.{name}")).collect();
+            names.join(",\n    ")
+        };
+        let mut statements = vec![format!("grant usage on schema {schema} to {role};")];
+        if !self.functions.is_empty() {
+            statements.push(format!(
+                "grant execute on function\n    {}\nto {role};",
+                list(&self.functions)
+            ));
+        }
+        if !self.views.is_empty() {
+            statements.push(format!("grant select on\n    {}\nto {role};", list(&self.views)));
+        }
+        statements
+    }
+}
+
+/// The functions that somebody outside calls: the others run as part of them.
+fn callable() -> impl Iterator<Item = &'static str> {
+    EXPECTED
+        .lines()
+        .filter(|line| line.contains(" security definer") && !line.contains(" returns trigger "))
+        .filter_map(|line| line.strip_prefix("function ")?.split('(').next())
+}
+
+/// Privileges that a deployment and [`Grants`] do not give, and grants that are incomplete (for an upgrade brings
+/// functions that nobody may execute yet). Each as a sentence.
+pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
+    let tables: Vec<&str> = drift::names(EXPECTED, "table").chain(["schema_history"]).collect();
+    let views: Vec<&str> = drift::names(EXPECTED, "view").collect();
+    let mut problems = Vec::new();
+    let rows = client
+        .query(EXCESSIVE, &[&schema.quoted(), &tables, &views])
+        .await
+        .map_err(database)?;
+    for row in &rows {
+        problems.push(row.try_get(0).map_err(database)?);
+    }
+    for (kind, option, marker) in [
+        (RoleKind::Runtime, "", "fetch_orchestration_item"),
+        (RoleKind::Cleanup, " --for cleanup", "prune_executions"),
+        (RoleKind::Dashboard, " --for dashboard", "instance_status"),
+        (RoleKind::Payloads, " --for dashboard --payloads", "instance_payloads"),
+    ] {
+        let mut grants = Grants::of(kind);
+        if kind == RoleKind::Cleanup {
+            // An application that deletes does without: they are for the command.
+            grants.views.clear();
+        }
+        let rows = client
+            .query(
+                INCOMPLETE,
+                &[&schema.quoted(), &marker, &grants.functions, &grants.views],
+            )
+            .await
+            .map_err(database)?;
+        for row in &rows {
+            let role: String = row.try_get(0).map_err(database)?;
+            let lacking: Vec<String> = row.try_get(1).map_err(database)?;
+            problems.push(format!(
+                "role {role:?} lacks {}: duroxide-postgres --schema {} grant{option} {role}",
+                lacking.join(", "),
+                schema.as_str()
+            ));
+        }
+    }
+    Ok(problems)
+}
+
+const EXCESSIVE: &str = "\
+    select format('%s has %s on %s %I: revoke %s on %I.%I from %s', \
+                  coalesce('role \"' || r.rolname || '\"', 'PUBLIC'), string_agg(a.privilege_type, ', '), \
+                  case when c.relkind = 'v' then 'view' else 'table' end, c.relname, \
+                  string_agg(a.privilege_type, ', '), n.nspname, c.relname, \
+                  coalesce(quote_ident(r.rolname), 'public')) \
+      from pg_class as c \
+      join pg_namespace as n on n.oid = c.relnamespace \
+     cross join lateral aclexplode(c.relacl) as a \
+      left join pg_roles as r on r.oid = a.grantee \
+     where n.oid = $1::text::regnamespace \
+       and a.grantee <> c.relowner \
+       and (c.relname = any ($2::text[]) \
+            or c.relname = any ($3::text[]) and (a.grantee = 0 or a.privilege_type <> 'SELECT')) \
+     group by n.nspname, c.relname, c.relkind, r.rolname \
+     order by 1";
+
+/// Roles that were granted $2 but not all of $3 and $4.
+const INCOMPLETE: &str = "\
+    with object as ( \
+        select p.oid, p.proname as name, p.proacl as acl, p.proowner as owner, true as is_function \
+          from pg_proc as p where p.pronamespace = $1::text::regnamespace \
+        union all \
+        select c.oid, c.relname, c.relacl, c.relowner, false \
+          from pg_class as c where c.relnamespace = $1::text::regnamespace and c.relkind = 'v' \
+    ) \
+    select r.rolname::text, l.lacking \
+      from object as m \
+     cross join lateral aclexplode(m.acl) as a \
+      join pg_roles as r on r.oid = a.grantee \
+     cross join lateral ( \
+           select array_agg(t.privilege order by t.privilege) as lacking \
+             from (select 'USAGE on the schema' as privilege \
+                    where not has_schema_privilege(r.oid, $1::text::regnamespace::oid, 'usage') \
+                   union all \
+                   select 'EXECUTE on ' || o.name from object as o \
+                    where o.is_function and o.name = any ($3::text[]) and not has_function_privilege(r.oid, o.oid, 'execute') \
+                   union all \
+                   select 'SELECT on ' || o.name from object as o \
+                    where not o.is_function and o.name = any ($4::text[]) and not has_table_privilege(r.oid, o.oid, 'select') \
+                  ) as t) as l \
+     where m.name = $2 \
+       and a.grantee <> m.owner \
+       and l.lacking is not null \
+     order by 1";

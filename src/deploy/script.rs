@@ -1,0 +1,200 @@
+//! The deployment as a script for psql: the same statements as the deployer's, in the same order.
+
+use std::fmt::Write;
+
+use refinery::Migration;
+
+use super::{EXPECTED, OLDEST_SERVER, RELEASE, drift, functions, migrations};
+use crate::error::{Error, ErrorKind};
+use crate::schema_name::SchemaName;
+
+/// Everything for a schema whose last migration is `from`, or a later one; 0: for any, an empty database included.
+pub(crate) fn script(schema: &SchemaName, from: i32) -> Result<String, Error> {
+    let all = migrations::all();
+    let latest = migrations::latest();
+    if !(0..=latest).contains(&from) {
+        return Err(Error::new(
+            ErrorKind::Config,
+            format!("there is no migration {from}: this release has 1 to {latest}; 0 means all of them"),
+        ));
+    }
+    let mut script = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(&mut script, schema, &all, from, latest);
+    Ok(script)
+}
+
+fn write(
+    script: &mut String,
+    schema: &SchemaName,
+    all: &[Migration],
+    from: i32,
+    latest: i32,
+) -> Result<(), std::fmt::Error> {
+    let (name, quoted) = (schema.as_str(), schema.quoted());
+    writeln!(
+        script,
+        r#"-- duroxide-postgres {RELEASE} in schema {quoted}: migrations {} to {latest}, functions, views and permissions.
+--
+-- For psql, as the role that is to own the schema:  psql -X "$DATABASE_URL" -f FILE
+-- One transaction: all of it or nothing. It can run any number of times, and beside processes that deploy themselves.
+-- Ends in the state that `duroxide-postgres schema apply` and DeployPolicy::Apply end in, and DeployPolicy::Verify asks for.
+
+\set ON_ERROR_STOP on
+\set QUIET on
+\encoding UTF8
+
+begin isolation level read committed;
+set local client_min_messages = warning;
+set local check_function_bodies = off;
+
+select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{name}')) as duroxide_lock \gset
+"#,
+        from + 1,
+    )?;
+    if from == 0 {
+        writeln!(
+            script,
+            "select not exists (select from pg_namespace where nspname = '{name}') as duroxide_missing \\gset\n\
+             \\if :duroxide_missing\n\
+             create schema {quoted};\n\
+             \\endif"
+        )?;
+    }
+    writeln!(
+        script,
+        "set local search_path = {quoted}, pg_temp;\n\n{}\n",
+        guard(from)
+    )?;
+    if from == 0 {
+        writeln!(
+            script,
+            "-- Which migrations were applied, as refinery keeps it.\n{}\n",
+            migrations::history_table()
+        )?;
+    }
+    writeln!(script, "{}\n", refuse_divergence(all))?;
+    for migration in all.iter().filter(|migration| migration.version() > from) {
+        writeln!(
+            script,
+            "{}\n\
+             select not exists (select from schema_history where version = {}) as duroxide_missing \\gset\n\
+             \\if :duroxide_missing\n\n\
+             {}\n\
+             {}\n\
+             \\endif\n",
+            heading(&format!("migrations/{migration}.sql")),
+            migration.version(),
+            migration.sql().unwrap_or_default(),
+            migrations::record(migration)
+        )?;
+    }
+    writeln!(
+        script,
+        "{}\n\n{}\n",
+        heading("Functions whose signature changed: dropped here, created below, with the grants they had."),
+        functions::drop_changed_signatures()
+    )?;
+    for (name, sql) in functions::FUNCTIONS {
+        writeln!(script, "{}\n\n{sql}", heading(&format!("sql/{name}.sql")))?;
+    }
+    writeln!(
+        script,
+        "{}\n\n{}\n{}\n\n{}\n\ncommit;\n\\echo duroxide-postgres {RELEASE} is deployed in schema {name}",
+        heading("sql/permissions.sql"),
+        functions::PERMISSIONS,
+        functions::RESTORE_GRANTS,
+        functions::record()
+    )
+}
+
+fn heading(title: &str) -> String {
+    format!("-- {:-<117}\n-- {title}", "")
+}
+
+/// Refuses what the deployer refuses: an old server, a newer schema, objects of somebody else with names of ours.
+///
+/// The schema's name may contain `$$`, so it is not spelt out in here.
+fn guard(from: i32) -> String {
+    let own_version = RELEASE.split(['-', '+']).next().unwrap_or(RELEASE).replace('.', ", ");
+    let list = |kinds: &[&str]| {
+        let names = kinds.iter().flat_map(|kind| drift::names(EXPECTED, kind));
+        names.map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
+    };
+    format!(
+        "-- Nothing is done where the deployer would do nothing.
+do $$
+declare
+    v_schema constant text := split_part(current_setting('search_path'), ',', 1);
+    v_name            text;
+    v_release         text;
+begin
+    if current_setting('server_version_num')::integer < {OLDEST_SERVER} then
+        raise exception 'PostgreSQL % is too old: 14 or later is needed', current_setting('server_version');
+    end if;
+    if to_regclass('schema_history') is null then
+        if {from} > 0 then
+            raise exception 'schema % is not deployed: use a script that begins at migration 1 (without --from)', v_schema;
+        end if;
+        select c.relname into v_name
+          from pg_class as c
+         where c.relnamespace = quote_ident(current_schema())::regnamespace
+           and c.relkind in ('r', 'p', 'v', 'm', 'f')
+           and c.relname in ({tables})
+        union all
+        select p.proname
+          from pg_proc as p
+         where p.pronamespace = quote_ident(current_schema())::regnamespace
+           and p.proname in ({functions})
+         limit 1;
+        if found then
+            raise exception 'schema % has a \"%\" of somebody else: choose another schema, or move it', v_schema, v_name;
+        end if;
+    else
+        if {from} > coalesce((select max(h.version) from schema_history as h), 0) then
+            raise exception 'schema % is older than migration {from}: use a script that begins earlier (--from)', v_schema;
+        end if;
+        if exists (select from schema_history as h where h.version > {latest}) then
+            raise exception 'schema % was deployed by a later release than {RELEASE}', v_schema;
+        end if;
+        if to_regclass('deployment') is not null then
+            select d.release into v_release from deployment as d;
+            if string_to_array(regexp_replace(v_release, '[-+].*', ''), '.')::integer[] > array[{own_version}] then
+                raise exception 'schema % was deployed by release %, which is later than {RELEASE}', v_schema, v_release;
+            end if;
+        end if;
+    end if;
+end
+$$;",
+        tables = list(&["table", "view"]),
+        functions = list(&["function"]),
+        latest = migrations::latest(),
+    )
+}
+
+fn refuse_divergence(all: &[Migration]) -> String {
+    let known: Vec<String> = all
+        .iter()
+        .map(|migration| {
+            format!(
+                "({}, '{}', '{}')",
+                migration.version(),
+                migration.name(),
+                migration.checksum()
+            )
+        })
+        .collect();
+    format!(
+        "do $$
+begin
+    if exists (select from schema_history as h
+                 join (values {}) as k (version, name, checksum) using (version)
+                where (h.name, h.checksum) is distinct from (k.name, k.checksum)) then
+        raise exception 'schema % was deployed by something else: its migrations are not those of release {RELEASE}',
+            current_schema();
+    end if;
+end
+$$;",
+        known.join(", ")
+    )
+}

@@ -1,0 +1,243 @@
+//! `prune`: batch by batch, and never what runs.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use duroxide::providers::Provider;
+use serde_json::json;
+
+use crate::fixtures::{Ack, LOCK, ack, create, ending, start, started, turn};
+use crate::process::{cli, command};
+use crate::support::TestSchema;
+
+/// Instances that ended two days ago, without the ceremony of running them.
+async fn ended(schema: &TestSchema, count: i64) {
+    let client = schema.client().await;
+    client
+        .batch_execute(&format!(
+            "insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at) \
+             select 'old-' || n, 'Test', '1.0.0', 1, now() - interval '3 days', now() - interval '2 days' \
+               from generate_series(1, {count}) as n; \
+             insert into executions (instance_id, execution_id, status, started_at, completed_at) \
+             select 'old-' || n, 1, 'Completed', now() - interval '3 days', now() - interval '2 days' \
+               from generate_series(1, {count}) as n; \
+             insert into history (instance_id, execution_id, event_id, event_data) \
+             select 'old-' || n, 1, e, '{{}}' from generate_series(1, {count}) as n, generate_series(1, 3) as e; \
+             insert into mailboxes (instance_id, available_at) \
+             select 'old-' || n, 'infinity' from generate_series(1, {count}) as n"
+        ))
+        .await
+        .expect("old instances");
+}
+
+async fn count(schema: &TestSchema, what: &str) -> i64 {
+    let row = schema
+        .client()
+        .await
+        .query_one(&format!("select count(*) from {what}"), &[])
+        .await;
+    row.expect("count").get(0)
+}
+
+#[tokio::test]
+async fn instances_that_ended_long_ago_go_and_no_others() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    create(&*provider, "running").await;
+    provider
+        .enqueue_for_orchestrator(start("recent"), None)
+        .await
+        .expect("enqueue");
+    let (_, token, _) = turn(&*provider, LOCK).await;
+    let end = Ack {
+        events: vec![started("recent")],
+        metadata: ending("Completed"),
+        ..Ack::default()
+    };
+    ack(&*provider, &token, end).await.expect("ack");
+    ended(&schema, 25).await;
+    // A child that still runs keeps its root.
+    schema
+        .client()
+        .await
+        .batch_execute("update instances set parent_instance_id = 'old-25' where instance_id = 'running'")
+        .await
+        .expect("a child");
+
+    cli(&schema, &["prune", "instances"]).fails(2, &["nothing was deleted", "--older-than"]);
+    cli(
+        &schema,
+        &["prune", "instances", "--older-than", "1d", "--batch-size", "0"],
+    )
+    .fails(2, &["--batch-size"]);
+    let planned = cli(
+        &schema,
+        &["prune", "instances", "--older-than", "1d", "--dry-run", "--json"],
+    )
+    .ok()
+    .json();
+    assert_eq!(planned, json!({ "dry_run": true, "instances": 24 }));
+    assert_eq!(count(&schema, "instances").await, 27);
+    let pruned = cli(
+        &schema,
+        &[
+            "prune",
+            "instances",
+            "--older-than",
+            "1d",
+            "--batch-size",
+            "10",
+            "--json",
+        ],
+    )
+    .ok()
+    .json();
+    assert_eq!(
+        pruned,
+        json!({ "dry_run": false, "instances": 24, "executions": 24, "events": 72 })
+    );
+    let left = cli(&schema, &["instances", "--json"]).ok().json();
+    assert_eq!(left["instances"].as_array().map(Vec::len), Some(3), "{left}");
+    let again = cli(&schema, &["prune", "instances", "--older-than", "1d"]).ok().out;
+    assert_eq!(again, "deleted 0 instances, 0 executions, 0 events\n");
+}
+
+#[tokio::test]
+async fn old_executions_go_and_the_latest_stay() {
+    let schema = TestSchema::new();
+    let _provider = schema.provider().await;
+    let client = schema.client().await;
+    client
+        .batch_execute(
+            "insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at) \
+             values ('long', 'Test', '1.0.0', 100, now() - interval '100 days', now()), \
+                    ('short', 'Test', '1.0.0', 3, now() - interval '3 days', now()); \
+             insert into executions (instance_id, execution_id, status, started_at, completed_at) \
+             select i.instance_id, n, case when n = i.current_execution_id then 'Running' else 'ContinuedAsNew' end, \
+                    now() - (i.current_execution_id - n + 1) * interval '1 day', \
+                    case when n < i.current_execution_id then now() - (i.current_execution_id - n) * interval '1 day' end \
+               from instances as i, generate_series(1, i.current_execution_id) as n; \
+             insert into history (instance_id, execution_id, event_id, event_data) \
+             select e.instance_id, e.execution_id, 1, '{}' from executions as e",
+        )
+        .await
+        .expect("executions");
+    cli(&schema, &["prune", "executions"]).fails(2, &["nothing was deleted", "--keep-last", "--older-than"]);
+    let planned = cli(
+        &schema,
+        &["prune", "executions", "--keep-last", "2", "--dry-run", "--json"],
+    )
+    .ok()
+    .json();
+    assert_eq!(planned, json!({ "dry_run": true, "executions": 99, "instances": 2 }));
+    // By age: what ended 50 days ago or earlier, more than a batch can hold.
+    let aged = cli(
+        &schema,
+        &[
+            "prune",
+            "executions",
+            "--older-than",
+            "1199h",
+            "--batch-size",
+            "20",
+            "--json",
+        ],
+    );
+    assert_eq!(
+        aged.ok().json(),
+        json!({ "dry_run": false, "executions": 50, "events": 50 })
+    );
+    let kept = cli(
+        &schema,
+        &[
+            "prune",
+            "executions",
+            "--keep-last",
+            "2",
+            "--batch-size",
+            "20",
+            "--json",
+        ],
+    )
+    .ok()
+    .json();
+    assert_eq!(kept["executions"], 49);
+    let rows = client
+        .query(
+            "select execution_id from executions order by instance_id, execution_id",
+            &[],
+        )
+        .await
+        .expect("executions");
+    let left: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(left, [99, 100, 2, 3]);
+}
+
+/// What was committed stays, the rest is untouched, and the next run goes on.
+#[tokio::test]
+async fn an_interrupted_prune_can_be_resumed() {
+    let schema = TestSchema::new();
+    let _provider = schema.provider().await;
+    ended(&schema, 2000).await;
+    let arguments = [
+        "--schema",
+        &schema.name,
+        "prune",
+        "instances",
+        "--older-than",
+        "1d",
+        "--batch-size",
+        "1",
+    ];
+    let child = command(&schema.url, &arguments).spawn().expect("start");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while count(&schema, "instances").await > 1990 {
+        assert!(Instant::now() < deadline, "it deletes nothing");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let signalled = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(signalled.expect("kill").success());
+    let output = tokio::task::spawn_blocking(move || child.wait_with_output())
+        .await
+        .expect("task")
+        .expect("wait");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let left = count(&schema, "instances").await;
+    assert!(left > 0, "it had ended already");
+    assert!(
+        said.contains(&format!("{} instances were deleted", 2000 - left)),
+        "{said}, {left} left"
+    );
+    for table in ["executions", "mailboxes"] {
+        assert_eq!(count(&schema, table).await, left, "{table}");
+    }
+    assert_eq!(count(&schema, "history").await, left * 3);
+    let rest = cli(&schema, &["prune", "instances", "--older-than", "1d", "--json"])
+        .ok()
+        .json();
+    assert_eq!(rest["instances"], left);
+}
+
+#[tokio::test]
+async fn the_cleanup_role_can_prune() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    ended(&schema, 3).await;
+    let client = schema.client().await;
+    client
+        .batch_execute(&format!("create role {0} login password '{0}'", schema.name))
+        .await
+        .expect("role");
+    cli(&schema, &["grant", "--for", "cleanup", &schema.name]).ok();
+    let url = format!(
+        "{} user={1} password={1}",
+        crate::process::key_values(&schema.url),
+        schema.name
+    );
+    let run = |arguments: &[&str]| crate::process::run_on(&url, &[&["--schema", &schema.name], arguments].concat());
+    run(&["prune", "executions", "--keep-last", "1"]).ok();
+    let pruned = run(&["prune", "instances", "--older-than", "1d", "--json"]).ok().json();
+    assert_eq!(pruned["instances"], 3);
+    run(&["status"]).fails(1, &["permission denied", "--for dashboard"]);
+}

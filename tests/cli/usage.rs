@@ -1,0 +1,132 @@
+//! Bad input: what is wrong and what to do, on stderr, with a non-zero exit.
+
+use crate::process::{cli, command, run, run_on};
+use crate::support::{TestSchema, connect};
+
+#[test]
+fn help_is_there_for_everything() {
+    for arguments in [
+        &["--help"][..],
+        &["schema", "--help"],
+        &["schema", "sql", "--help"],
+        &["schema", "apply", "--help"],
+        &["schema", "verify", "--help"],
+        &["schema", "drop", "--help"],
+        &["schema", "version", "--help"],
+        &["grant", "--help"],
+        &["status", "--help"],
+        &["watch", "--help"],
+        &["instances", "--help"],
+        &["show", "--help"],
+        &["history", "--help"],
+        &["cancel", "--help"],
+        &["raise", "--help"],
+        &["delete", "--help"],
+        &["prune", "--help"],
+        &["prune", "instances", "--help"],
+        &["prune", "executions", "--help"],
+        &["doctor", "--help"],
+    ] {
+        let help = run_on("postgres://u:very-secret@h/d", arguments).ok().out;
+        assert!(help.contains("Usage: duroxide-postgres"), "{help}");
+        assert!(!help.contains("very-secret"), "{help}");
+    }
+    assert!(run(&["--help"]).ok().out.contains("Exit codes"));
+    assert_eq!(run(&["--version"]).ok().out, "duroxide-postgres 0.1.0\n");
+}
+
+#[test]
+fn bad_usage_is_told_from_failure() {
+    run(&["schema", "verify", "--colour"]).fails(2, &["unexpected argument '--colour'", "Usage:"]);
+    run(&["schema"]).fails(2, &["Usage:"]);
+    run(&["conjure"]).fails(2, &["unrecognized subcommand 'conjure'"]);
+    run(&["grant"]).fails(2, &["<ROLE>"]);
+    run(&["delete"]).fails(2, &["<INSTANCE>"]);
+    run(&["grant", "app", "--payloads"]).fails(2, &["--for dashboard"]);
+    run(&["--schema", "pg_catalog", "schema", "verify"]).fails(2, &["invalid schema name \"pg_catalog\""]);
+    run(&["--schema", "a;b", "schema", "sql"]).fails(2, &["invalid schema name"]);
+    run_on("", &["schema", "verify"]).fails(2, &["no server named", "DATABASE_URL"]);
+    run_on("postgres://h:notaport/d", &["schema", "verify"]).fails(2, &["invalid connection string"]);
+}
+
+#[test]
+fn a_server_that_is_not_there_has_an_exit_code_of_its_own() {
+    for arguments in [
+        &["schema", "verify"][..],
+        &["schema", "apply"],
+        &["schema", "drop", "--yes"],
+        &["grant", "app"],
+        &["status"],
+        &["watch"],
+        &["instances"],
+        &["show", "i"],
+        &["cancel", "i"],
+        &["delete", "i"],
+    ] {
+        let failed = run_on("postgres://user:very-secret@127.0.0.1:1/db", arguments);
+        let failed = failed.fails(3, &["cannot connect to 127.0.0.1:1", "refused"]);
+        assert!(!failed.err.contains("very-secret"), "{}", failed.err);
+        assert_eq!(failed.out, "");
+    }
+}
+
+#[tokio::test]
+async fn a_schema_that_is_not_ours_is_left_alone() {
+    let schema = TestSchema::new();
+    let name = format!("{:?}", schema.name);
+    for arguments in [
+        &["schema", "verify"][..],
+        &["schema", "version"],
+        &["schema", "drop", "--yes"],
+        &["grant", "postgres"],
+        &["status"],
+        &["instances"],
+        &["show", "i"],
+        &["raise", "i", "go"],
+        &["delete", "i", "--force"],
+    ] {
+        cli(&schema, arguments).fails(1, &["there is no schema", &name, "schema apply"]);
+    }
+    let client = connect(&schema.url).await;
+    client
+        .batch_execute(&format!("create schema {0}; create table {0}.theirs ()", schema.name))
+        .await
+        .expect("their schema");
+    for arguments in [
+        &["schema", "verify"][..],
+        &["schema", "version"],
+        &["schema", "drop", "--yes"],
+        &["grant", "postgres"],
+        &["status"],
+        &["instances"],
+        &["show", "i"],
+        &["raise", "i", "go"],
+        &["delete", "i", "--force"],
+    ] {
+        cli(&schema, arguments).fails(1, &[&name, "is not ours"]);
+    }
+    client
+        .batch_execute(&format!("select from {}.theirs", schema.name))
+        .await
+        .expect("still there");
+}
+
+#[test]
+fn the_schema_can_come_from_the_environment() {
+    let output = command("", &["schema", "sql"])
+        .env("DUROXIDE_SCHEMA", "from_the_environment")
+        .output()
+        .expect("run");
+    let script = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(script.contains("create schema \"from_the_environment\";"), "{script}");
+}
+
+/// `| head` closes the pipe early.
+#[test]
+fn a_reader_that_stops_is_no_error() {
+    let mut child = command("", &["schema", "sql"]).spawn().expect("start");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("wait");
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
