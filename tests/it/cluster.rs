@@ -296,11 +296,14 @@ impl Pooler {
         let port = free_port();
         let directory = folder.path.display().to_string();
         folder.write("users", "\"postgres\" \"\"\n");
+        // A backend that has seen the schemas of many tests spends its time on each deployment of another one,
+        // forgetting plans: none gets old here.
         let mut settings = format!(
             "[databases]\n* = host={} port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
              unix_socket_dir =\npool_mode = transaction\nauth_type = trust\nauth_file = {directory}/users\n\
              auth_user = postgres\nauth_query = select usename, passwd from pg_shadow where usename = $1\n\
-             default_pool_size = {connections}\nserver_idle_timeout = 5\nmax_client_conn = 1000\nlog_connections = 0\nlog_disconnections = 0\n",
+             default_pool_size = {connections}\nmax_client_conn = 1000\nserver_idle_timeout = 5\nserver_lifetime = 5\n\
+             log_connections = 0\nlog_disconnections = 0\n",
             cluster.folder.path.display(),
             cluster.port,
         );

@@ -31,7 +31,7 @@ pub static MODE: LazyLock<Mode> = LazyLock::new(|| match std::env::var("TEST_CON
 });
 
 /// For each role. Fewer than the providers have that run at once, so that they get each other's.
-const POOLER_CONNECTIONS: usize = 8;
+const POOLER_CONNECTIONS: usize = 12;
 
 static BEHIND_POOLER: LazyLock<(Cluster, Pooler)> = LazyLock::new(|| {
     let cluster = Cluster::start(&Options::default());
