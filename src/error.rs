@@ -149,7 +149,10 @@ impl CallError {
     pub(crate) fn spoils_connection(&self) -> bool {
         match self.sql_state() {
             // Read-only: it leads to a server that is no longer the primary.
-            Some(state) => matches!(state.code(), "25006" | "57P01" | "57P02" | "57P03" | "57P05" | "42P05"),
+            Some(state) => matches!(
+                state.code(),
+                "25006" | "25P04" | "57P01" | "57P02" | "57P03" | "57P05" | "42P05"
+            ),
             None => matches!(self, Self::TimedOut),
         }
     }
@@ -181,6 +184,7 @@ fn is_retryable_state(code: &str) -> bool {
                 | "57P05"
                 | "57014"
                 | "25006"
+                | "25P04"
                 | "58030"
                 | "40001"
                 | "40P01"

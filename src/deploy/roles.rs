@@ -111,7 +111,7 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
     for (kind, option, marker) in [
         (RoleKind::Runtime, "", "fetch_orchestration_item"),
         (RoleKind::Cleanup, " --for cleanup", "prune_executions"),
-        (RoleKind::Dashboard, " --for dashboard", "instance_status"),
+        (RoleKind::Dashboard, " --for dashboard", "queue_health"),
         (RoleKind::Payloads, " --for dashboard --payloads", "instance_payloads"),
     ] {
         let mut grants = Grants::of(kind);

@@ -112,6 +112,7 @@ async fn the_cleanup_role_deletes_and_does_nothing_else() {
     create(&*owner, "i").await;
     create_role(&schema).await;
     cli(&schema, &["grant", "--for", "cleanup", &schema.name]).ok();
+    cli(&schema, &["schema", "verify"]).ok();
     let store = provider_as_role(&schema).await;
     assert_eq!(store.list_instances().await.expect("list"), ["i"]);
     let error = store
