@@ -16,7 +16,7 @@ use crate::encode;
 use crate::error::CallError;
 use crate::follow::Follow;
 use crate::inner::Inner;
-use crate::orchestrations::enqueue_error;
+use crate::messages::enqueue_error;
 use crate::token::ActivityToken;
 use crate::wake::Queue;
 use crate::work_item::{Activities, completion};

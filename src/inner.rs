@@ -20,7 +20,8 @@ use crate::error::CallError;
 use crate::history::{ReadRequest, Tail};
 use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
-use crate::orchestrations::{Message, TurnRequest};
+use crate::messages::Message;
+use crate::orchestrations::TurnRequest;
 use crate::poll::Line;
 use crate::schema_name::SchemaName;
 use crate::turn_ack::{TurnAck, TurnAnswer};
@@ -89,18 +90,15 @@ impl Inner {
 
     /// Something was put into a queue, by the call `behind` if some may have looked right behind it.
     pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
-        match queue {
-            Queue::Orchestrator => self.turns.woken(self, behind),
-            Queue::Worker => self.activities.woken(self, behind),
-        }
+        self.woken(queue, behind);
         self.waker.tell_others(queue);
     }
 
-    /// Something happened to a queue: fetches that wait for it look again.
-    pub(crate) fn woken(self: &Arc<Self>, queue: Queue) {
+    /// Something happened to a queue: fetches that wait for it look again. `behind`: as for [`enqueued`](Self::enqueued).
+    pub(crate) fn woken(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
         match queue {
-            Queue::Orchestrator => self.turns.woken(self, None),
-            Queue::Worker => self.activities.woken(self, None),
+            Queue::Orchestrator => self.turns.woken(self, behind),
+            Queue::Worker => self.activities.woken(self, behind),
         }
     }
 

@@ -24,6 +24,7 @@ mod inner;
 mod instances;
 mod kv;
 mod lease;
+mod messages;
 mod orchestrations;
 mod poll;
 mod provider;

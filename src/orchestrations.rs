@@ -9,7 +9,6 @@ use duroxide::providers::{
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio_postgres::Row;
 use tracing::warn;
 
 use crate::batch;
@@ -25,7 +24,6 @@ use crate::turn::{Fetched, Turn};
 use crate::turn_ack::{Columns, TurnAck, TurnAnswer};
 use crate::turn_acks::TurnAcks;
 use crate::wake::Queue;
-use crate::work_item::Messages;
 
 /// The version range of a filter; none if it allows nothing. Only the first range counts: the framework
 /// has defined no more yet, and its validations insist.
@@ -312,105 +310,6 @@ impl Inner {
         self.leases.extended(token.lease, extend_for);
         Ok(())
     }
-
-    pub(crate) async fn enqueue_for_orchestrator(
-        self: &Arc<Self>,
-        item: &WorkItem,
-        delay: Option<Duration>,
-    ) -> Result<(), ProviderError> {
-        const OPERATION: &str = "enqueue_for_orchestrator";
-        let mut messages = Messages::default();
-        messages.push(OPERATION, item)?;
-        if delay.is_some() {
-            // The caller's delay decides, also for a timer.
-            messages.visible_at_ms = vec![None];
-        }
-        let message = Message {
-            columns: messages,
-            delay_ms: delay.map(encode::milliseconds),
-        };
-        let sent = self.messages.tell(self, Arc::new(message)).await;
-        sent.map_err(|error| enqueue_error(OPERATION, &error))
-    }
-
-    /// Many messages in one call.
-    pub(crate) fn send_messages(
-        self: Arc<Self>,
-        messages: Vec<Arc<Message>>,
-    ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
-        async move {
-            let at_once = messages.iter().any(|message| message.is_due_at_once());
-            let follow = Follow::new(&self, [at_once.then_some(Queue::Orchestrator)]);
-            let sent = self.send_message_columns(&messages, &follow).await;
-            // Here, because a caller may have gone away; and also when it is not known whether they arrived.
-            self.enqueued(Queue::Orchestrator, Some(follow.id()));
-            batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
-        }
-        .boxed()
-    }
-
-    async fn send_message_columns(&self, messages: &[Arc<Message>], follow: &Follow) -> Result<Vec<Row>, CallError> {
-        let column = |text: fn(&Messages) -> &Vec<String>| -> Vec<&str> {
-            messages
-                .iter()
-                .flat_map(|message| text(&message.columns))
-                .map(String::as_str)
-                .collect()
-        };
-        let kinds: Vec<i8> = messages
-            .iter()
-            .flat_map(|message| &message.columns.kinds)
-            .copied()
-            .collect();
-        let visible_at_ms: Vec<Option<i64>> = messages
-            .iter()
-            .flat_map(|message| &message.columns.visible_at_ms)
-            .copied()
-            .collect();
-        let delays_ms: Vec<Option<i64>> = messages.iter().map(|message| message.delay_ms).collect();
-        self.caller
-            .call_followed(
-                "enqueue_for_orchestrator",
-                &[
-                    &column(|columns| &columns.instance_ids),
-                    &kinds,
-                    &column(|columns| &columns.items),
-                    &visible_at_ms,
-                    &delays_ms,
-                ],
-                Some(follow),
-            )
-            .await
-    }
-}
-
-/// One message for an orchestration.
-pub(crate) struct Message {
-    columns: Messages,
-    delay_ms: Option<i64>,
-}
-
-impl Message {
-    fn is_due_at_once(&self) -> bool {
-        self.delay_ms.is_none() && self.columns.visible_at_ms.contains(&None)
-    }
-}
-
-impl batch::Request for Message {
-    fn bytes(&self) -> usize {
-        self.columns.items.iter().map(String::len).sum()
-    }
-}
-
-/// An enqueue is not repeated inside the provider: with its outcome unknown, that could deliver it twice.
-pub(crate) fn enqueue_error(operation: &str, error: &CallError) -> ProviderError {
-    let mut provider_error = error.to_provider_error(operation);
-    if error.is_ambiguous() {
-        provider_error
-            .message
-            .push_str("; the item may or may not have been enqueued");
-    }
-    provider_error
 }
 
 fn turn_token(operation: &str, token: &str) -> Result<TurnToken, ProviderError> {

@@ -98,8 +98,8 @@ impl PostgresProvider {
     pub fn close(&self) {
         self.inner.close();
         // Those who wait find out.
-        self.inner.woken(Queue::Orchestrator);
-        self.inner.woken(Queue::Worker);
+        self.inner.woken(Queue::Orchestrator, None);
+        self.inner.woken(Queue::Worker, None);
     }
 }
 

@@ -74,7 +74,7 @@ impl Shared {
         if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
             for queue in [Queue::Orchestrator, Queue::Worker] {
                 if bits & queue.bit() != 0 {
-                    inner.woken(queue);
+                    inner.woken(queue, None);
                 }
             }
         }

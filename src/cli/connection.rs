@@ -9,7 +9,6 @@ use crate::PostgresProvider;
 use crate::call::{Caller, Parameters};
 use crate::connect::{Pool, Pooled};
 use crate::deploy::{self, Deployment, Standing};
-use crate::error::{Error, ErrorKind};
 use crate::inner::Inner;
 use crate::schema_name::SchemaName;
 use crate::wake::Waker;
@@ -43,7 +42,7 @@ impl Connection {
 
     pub(super) async fn client(&self) -> Result<Pooled, Failure> {
         let client = self.pool.get(self.pool.wait()).await;
-        client.map_err(|error| self.failure(deploy::call_failed(error)))
+        Ok(client.map_err(deploy::call_failed)?)
     }
 
     /// A connection that nobody else uses, not even afterwards.
@@ -51,18 +50,9 @@ impl Connection {
         self.client().await.map(Pooled::take)
     }
 
-    pub(super) fn failure(&self, error: Error) -> Failure {
-        match error.kind() {
-            ErrorKind::Connect => Failure::unreachable(error.to_string()),
-            _ => error.into(),
-        }
-    }
-
     /// What is deployed; none if nothing is.
     pub(super) async fn find_deployment(&self) -> Result<Option<Deployment>, Failure> {
-        deploy::read(&self.caller, &self.schema)
-            .await
-            .map_err(|error| self.failure(error))
+        Ok(deploy::read(&self.caller, &self.schema).await?)
     }
 
     /// What is deployed. Fails if nothing is.
@@ -102,7 +92,7 @@ impl Connection {
                     crate::error::describe(&error)
                 ))
             } else {
-                self.failure(deploy::database(error))
+                deploy::database(error).into()
             }
         })
     }

@@ -46,10 +46,7 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
         }
         Ok(granted)
     };
-    if !granted
-        .await
-        .map_err(|error| connection.failure(deploy::database(error)))?
-    {
+    if !granted.await.map_err(deploy::database)? {
         return Err(Failure::new(format!(
             "nothing was granted: only the owner of schema {:?} can do that",
             connection.schema.as_str()

@@ -283,7 +283,7 @@ impl Work {
                         .code()
                         .is_some_and(|code| matches!(code.code(), "55P03" | "40P01" | "40001" | "DX006"));
                     if !passes || attempt == ATTEMPTS {
-                        let failure = connection.failure(deploy::database(error));
+                        let failure = Failure::from(deploy::database(error));
                         return Err(self.stopped(&failure.to_string(), failure.code));
                     }
                     tokio::time::sleep(PAUSE).await;

@@ -36,7 +36,7 @@ async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
     let mut session = connection.session().await?;
     let applied = deploy::apply(&mut session, &connection.schema, true).await;
     progress.finish_and_clear();
-    let applied = applied.map_err(|error| connection.failure(error))?;
+    let applied = applied?;
     let found = connection.deployment().await?;
     let text = if applied {
         format!(
@@ -60,19 +60,8 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     };
     let standing = deploy::standing(&found, &connection.schema)?;
     let client = connection.client().await?;
-    let failure = |error| connection.failure(error);
-    let mut drift = deploy::find_drift(&client, &connection.schema).await.map_err(failure)?;
-    if let Some(views) = deploy::changed_views(&client, &connection.schema)
-        .await
-        .map_err(failure)?
-    {
-        drift.changed.extend(views.iter().map(|view| format!("view {view}")));
-        drift.changed.sort();
-        drift.changed.dedup();
-    }
-    let grants = deploy::grant_problems(&client, &connection.schema)
-        .await
-        .map_err(failure)?;
+    let drift = deploy::find_drift(&client, &connection.schema).await?;
+    let grants = deploy::grant_problems(&client, &connection.schema).await?;
     // A later release serves this one, and looks different.
     let newer = standing == Standing::Newer;
     let ok = newer || (drift.is_empty() && grants.is_empty());
@@ -164,9 +153,7 @@ async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, Failure> {
         confirm(connection).await?;
     }
     let mut session = connection.session().await?;
-    let removal = deploy::remove(&mut session, &connection.schema)
-        .await
-        .map_err(|error| connection.failure(error))?;
+    let removal = deploy::remove(&mut session, &connection.schema).await?;
     let rest = if removal.schema_dropped {
         "and the schema"
     } else {

@@ -1,8 +1,6 @@
 //! The connections that calls share: a pool of this provider's own, or the application's.
 
-use std::ops::Deref;
-#[cfg(feature = "cli")]
-use std::ops::DerefMut;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,7 +148,6 @@ impl Deref for Pooled {
     }
 }
 
-#[cfg(feature = "cli")]
 impl DerefMut for Pooled {
     fn deref_mut(&mut self) -> &mut ClientWrapper {
         match self {

@@ -7,6 +7,7 @@
 mod drift;
 mod functions;
 mod migrations;
+mod place;
 #[cfg(feature = "cli")]
 mod removal;
 #[cfg(feature = "cli")]
@@ -16,7 +17,6 @@ mod script;
 #[cfg(feature = "cli")]
 mod views;
 
-use deadpool_postgres::ClientWrapper;
 use semver::Version;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, IsolationLevel, Row, Transaction};
@@ -24,20 +24,19 @@ use tracing::{info, warn};
 
 use crate::call::Caller;
 use crate::config::DeployPolicy;
-use crate::connect::{Connector, NoConnection, Pool, Pooled};
+use crate::connect::NoConnection;
 use crate::error::{CallError, Error, ErrorKind, describe, describe_call};
 use crate::schema_name::SchemaName;
 
 #[cfg(feature = "cli")]
 pub(crate) use drift::Drift;
+pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use removal::remove;
 #[cfg(feature = "cli")]
 pub(crate) use roles::{Grants, RoleKind, grant_problems};
 #[cfg(feature = "cli")]
 pub(crate) use script::script;
-#[cfg(feature = "cli")]
-pub(crate) use views::changed_views;
 
 const DESCRIBE_SCHEMA: &str = include_str!("describe_schema.sql");
 /// What a deployment looks like, as [`DESCRIBE_SCHEMA`] shows it.
@@ -64,52 +63,6 @@ pub(crate) enum Standing {
     Outdated,
     /// By a later release, which serves this one.
     Newer,
-}
-
-/// How the server is reached.
-pub(crate) struct Place<'a> {
-    pub(crate) pool: &'a Pool,
-    /// Calls functions by way of the pool.
-    pub(crate) caller: &'a Caller,
-    /// The way around a pooler.
-    pub(crate) direct: Option<&'a Connector>,
-    /// Whether the pool's connections lead to a pooler that shares its own by the transaction.
-    pub(crate) transaction_pooler: bool,
-}
-
-impl Place<'_> {
-    /// A connection, and whether it is a session.
-    async fn connection(&self) -> Result<(Pooled, bool), Error> {
-        let Some(direct) = self.direct else {
-            let pooled = self.pool.get(self.pool.wait()).await.map_err(call_failed)?;
-            return Ok((pooled, !self.transaction_pooler));
-        };
-        match direct.connect(None).await {
-            Ok((client, task)) => Ok((Pooled::Single(ClientWrapper::new(client, task)), true)),
-            Err(error) => Err(Error::new(
-                ErrorKind::Connect,
-                format!("cannot connect by the direct URL to {error}"),
-            )),
-        }
-    }
-}
-
-impl Place<'_> {
-    /// A connection for a deployment. It ends afterwards: statements that it prepared are not for the pool.
-    async fn session(&self, schema: &SchemaName) -> Result<ClientWrapper, Error> {
-        let (connection, is_session) = self.connection().await?;
-        if is_session {
-            return Ok(connection.take());
-        }
-        Err(Error::new(
-            ErrorKind::Schema,
-            format!(
-                "schema {:?} has to be deployed, which a pooler in transaction mode does not allow: set \
-                 Builder::direct_url to the server itself, or deploy it from elsewhere",
-                schema.as_str()
-            ),
-        ))
-    }
 }
 
 /// Brings the schema to what the policy asks for.
@@ -241,10 +194,17 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
     ))
 }
 
-/// How the schema differs from what this release deploys.
+/// How the schema differs from what this release deploys, the bodies of its views included.
 #[cfg(feature = "cli")]
 pub(crate) async fn find_drift(client: &Client, schema: &SchemaName) -> Result<Drift, Error> {
-    Ok(drift::compare(EXPECTED, &describe_schema(client, schema).await?))
+    let mut drift = drift::compare(EXPECTED, &describe_schema(client, schema).await?);
+    if let Some(views) = views::changed_views(client, schema).await? {
+        drift.changed.extend(views.iter().map(|view| format!("view {view}")));
+        // A view can differ in both ways.
+        drift.changed.sort();
+        drift.changed.dedup();
+    }
+    Ok(drift)
 }
 
 /// Creates an index of ours, beside running work.

@@ -1,7 +1,5 @@
 //! The schema: whether it is as it should be, cleaned, and served by somebody.
 
-use std::collections::BTreeSet;
-
 use super::super::connection::{Connection, column};
 use super::super::output::{Failure, duration};
 use super::{Finding, Severity};
@@ -41,17 +39,10 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
 
 async fn drift(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let name = connection.schema.as_str();
-    let failure = |error| connection.failure(error);
     let client = connection.client().await?;
-    let drift = deploy::find_drift(&client, &connection.schema).await.map_err(failure)?;
-    let views = deploy::changed_views(&client, &connection.schema)
-        .await
-        .map_err(failure)?;
+    let drift = deploy::find_drift(&client, &connection.schema).await?;
     let mut findings = Vec::new();
-    let views = views.into_iter().flatten().map(|view| format!("view {view}"));
-    // A view can differ in both ways.
-    let changed: BTreeSet<String> = drift.changed.into_iter().chain(views).collect();
-    let problems = [("missing", drift.missing), ("changed", changed.into_iter().collect())];
+    let problems = [("missing", drift.missing), ("changed", drift.changed)];
     for (what, objects) in problems {
         for object in objects {
             let (check, fix) = match (object.strip_prefix("index "), what) {
@@ -74,10 +65,7 @@ async fn drift(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         let fix = "move it to another schema, or nodes that verify the schema do not start";
         findings.push(Finding::new(Severity::Warning, "schema", message, fix));
     }
-    for problem in deploy::grant_problems(&client, &connection.schema)
-        .await
-        .map_err(failure)?
-    {
+    for problem in deploy::grant_problems(&client, &connection.schema).await? {
         let (message, fix) = problem.split_once(": ").unwrap_or((problem.as_str(), ""));
         findings.push(Finding::new(Severity::Warning, "privileges", message, fix));
     }

@@ -175,7 +175,7 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         {
             true
         }
-        Err(error) => return Err(connection.failure(crate::deploy::database(error))),
+        Err(error) => return Err(crate::deploy::database(error).into()),
     };
     if !is_pooled {
         return Ok(Vec::new());
