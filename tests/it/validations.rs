@@ -1,10 +1,12 @@
 //! Every validation function of the framework, one test each.
 
 mod factory;
+mod impatient;
 
 use std::collections::BTreeSet;
 
 use factory::{Factory, Role};
+use impatient::validate;
 
 macro_rules! validations {
     ($area:ident in $path:path { $($name:ident,)+ }) => {
@@ -14,7 +16,8 @@ macro_rules! validations {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    validations::$name(&super::Factory::new(super::Role::Owner)).await;
+                    use super::{Factory, Role, validate};
+                    validate(stringify!($name), async || validations::$name(&Factory::new(Role::Owner)).await).await;
                 }
             )+
 
@@ -24,8 +27,11 @@ macro_rules! validations {
                 $(
                     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                     async fn $name() {
-                        use super::super::{Factory, Role};
-                        validations::$name(&Factory::new(Role::ExecuteOnly)).await;
+                        use super::super::{Factory, Role, validate};
+                        validate(stringify!($name), async || {
+                            validations::$name(&Factory::new(Role::ExecuteOnly)).await
+                        })
+                        .await;
                     }
                 )+
             }
@@ -238,7 +244,7 @@ validations! {
 mod long_polling {
     use duroxide::provider_validations::{ProviderFactory, long_polling};
 
-    use super::{Factory, Role};
+    use super::{Factory, Role, validate};
 
     macro_rules! long_polling {
         ($($name:ident: $long_poll:literal $(, $threshold:ident)?;)+) => {
@@ -246,9 +252,12 @@ mod long_polling {
                 #[tokio::test]
                 async fn $name() {
                     for role in [Role::Owner, Role::ExecuteOnly] {
-                        let factory = Factory::new(role);
-                        let provider = factory.provider($long_poll).await;
-                        long_polling::$name(&*provider $(, factory.$threshold())?).await;
+                        validate(stringify!($name), async || {
+                            let factory = Factory::new(role);
+                            let provider = factory.provider($long_poll).await;
+                            long_polling::$name(&*provider $(, factory.$threshold())?).await;
+                        })
+                        .await;
                     }
                 }
             )+
@@ -271,16 +280,23 @@ mod long_polling {
 mod transition_delivery {
     use duroxide::provider_validations::race_replay;
 
-    use super::{Factory, Role};
+    use super::{Factory, Role, validate};
+
+    async fn transition_delivery(role: Role, stamp: &str) {
+        validate(NAMES[0], async || {
+            race_replay::test_continue_as_new_transition_delivery(&Factory::new(role), stamp).await
+        })
+        .await;
+    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn test_continue_as_new_transition_delivery_0_1_30() {
-        race_replay::test_continue_as_new_transition_delivery(&Factory::new(Role::Owner), "0.1.30").await;
+        transition_delivery(Role::Owner, "0.1.30").await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn test_continue_as_new_transition_delivery_0_1_31() {
-        race_replay::test_continue_as_new_transition_delivery(&Factory::new(Role::ExecuteOnly), "0.1.31").await;
+        transition_delivery(Role::ExecuteOnly, "0.1.31").await;
     }
 
     pub(super) const NAMES: &[&str] = &["test_continue_as_new_transition_delivery"];
@@ -315,6 +331,11 @@ fn every_validation_of_the_framework_runs_here() {
     .iter()
     .flat_map(|(area, names)| names.iter().map(move |name| format!("{area}::{name}")))
     .collect();
+
+    for name in impatient::NAMES {
+        let wired = wired.iter().any(|wired| wired.ends_with(&format!("::{name}")));
+        assert!(wired, "{name} is no validation");
+    }
 
     let mut upstream = BTreeSet::new();
     let sources = crate::support::source_of("duroxide").join("src/provider_validation");

@@ -69,12 +69,8 @@ impl ProviderFactory for Factory {
     }
 
     fn lock_timeout(&self) -> Duration {
-        match *modes::MODE {
-            modes::Mode::Plain => Duration::from_secs(1),
-            // Some validations make several calls within it, and these take longer: every connection is new to the
-            // functions of a test's schema, and there are many connections behind a pooler.
-            _ => Duration::from_secs(2),
-        }
+        // Most validations make several calls within it, some of them the first on their connection.
+        Duration::from_secs(3)
     }
 
     fn short_poll_threshold(&self) -> Duration {
