@@ -1,17 +1,19 @@
 //! Natural batching: calls that arrive while one is on the wire share the next one.
 //!
 //! A call that finds the line free goes out at once and alone: batching costs nothing when there is nothing to batch. Those
-//! that arrive meanwhile are carried out together when it is back: one round trip and one commit for all of them. Calls are
-//! made in tasks of their own, so that a caller that goes away takes nobody with it.
+//! that arrive meanwhile are carried out together when it is back: one round trip and one commit for all of them. Calls for
+//! several are made in tasks of their own, so that a caller that goes away takes nobody with it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tracing::debug;
 
+use crate::carried::Carried;
 use crate::error::CallError;
 use crate::inner::Inner;
 
@@ -83,24 +85,21 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
 
     /// Carries out a request, also if the caller goes away.
     async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
-        let (sender, mut answer) = oneshot::channel();
-        let (id, was_busy) = {
-            let mut state = self.line.lock();
-            state.next_id += 1;
-            let id = state.next_id;
-            state.waiting.push_back(Waiting {
-                id,
-                request,
-                answer: sender,
-            });
-            (id, std::mem::replace(&mut state.busy, true))
+        let (id, mut answer) = match self.line.enter(request) {
+            Entered::Free(request) => {
+                let turn = Turn {
+                    line: Arc::clone(&self.line),
+                    inner: Arc::clone(inner),
+                };
+                let call = async move {
+                    let answers = (turn.line.call)(Arc::clone(&turn.inner), vec![request]).await;
+                    drop(turn);
+                    answers.into_iter().next()
+                };
+                return Carried::new(call.boxed()).await.map_or(Batched::Unknown, Batched::Answered);
+            }
+            Entered::Waiting { id, answer } => (id, answer),
         };
-        if !was_busy {
-            drop(Turn {
-                line: Arc::clone(&self.line),
-                inner: Arc::clone(inner),
-            });
-        }
         let answered = match tokio::time::timeout(PATIENCE, &mut answer).await {
             Ok(answered) => answered,
             Err(_) if self.line.withdraw(id) => return Batched::Alone,
@@ -145,7 +144,33 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
     }
 }
 
+/// How a request finds the line.
+enum Entered<T, R> {
+    /// It may go out at once, and nobody else until it is back.
+    Free(Arc<T>),
+    Waiting {
+        id: u64,
+        answer: oneshot::Receiver<R>,
+    },
+}
+
 impl<T, R> Line<T, R> {
+    fn enter(&self, request: Arc<T>) -> Entered<T, R> {
+        let mut state = self.lock();
+        if !std::mem::replace(&mut state.busy, true) {
+            return Entered::Free(request);
+        }
+        let (sender, answer) = oneshot::channel();
+        state.next_id += 1;
+        let id = state.next_id;
+        state.waiting.push_back(Waiting {
+            id,
+            request,
+            answer: sender,
+        });
+        Entered::Waiting { id, answer }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<T, R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -9,6 +9,7 @@ mod admin;
 mod batch;
 mod cache;
 mod call;
+mod carried;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;

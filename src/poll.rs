@@ -12,11 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use duroxide::providers::ProviderError;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::call::Connection;
+use crate::carried::Carried;
 use crate::granted::Granted;
 use crate::inner::Inner;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
@@ -108,10 +110,10 @@ impl<R: Request> Line<R> {
         }
     }
 
-    fn register(&self, inner: &Arc<Inner>, request: &R, impatient: bool) -> Registered<R::Item> {
+    fn register(&self, request: &R, impatient: bool) -> Registered<R::Item> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
-        let (id, sooner, look) = {
+        let (id, sooner) = {
             let mut groups = self.lock();
             if groups.len() > SWEEP_ABOVE {
                 groups.retain(|_, group| !group.waiters.is_empty() || group.looks > 0);
@@ -125,9 +127,8 @@ impl<R: Request> Line<R> {
                 look: None,
                 answer,
             });
-            (id, Arc::clone(&group.sooner), group.due_look(now))
+            (id, Arc::clone(&group.sooner))
         };
-        send_look(inner, request, look, None);
         Registered {
             id,
             answer: receiver,
@@ -135,8 +136,8 @@ impl<R: Request> Line<R> {
         }
     }
 
-    /// Sends a look if one is due. Returns when the next will be, if nothing happens.
-    fn look_if_due(&self, inner: &Arc<Inner>, request: &R) -> Instant {
+    /// Makes a look if one is due. Tells when the next will be, if nothing happens.
+    fn look_if_due(&self, inner: &Arc<Inner>, request: &R) -> (Instant, Option<Carried<()>>) {
         let now = Instant::now();
         let (next, look) = match self.lock().get_mut(request) {
             None => (now + SLOW_LOOK, None),
@@ -150,8 +151,7 @@ impl<R: Request> Line<R> {
                 (next, look)
             }
         };
-        send_look(inner, request, look, None);
-        next
+        (next, look.map(|sent| make_look(inner, request, sent, None)))
     }
 
     /// The caller's time is up. False if a look for it is on the wire, or its answer under way: that decides.
@@ -225,23 +225,26 @@ impl<R: Request> Line<R> {
     }
 }
 
-/// Looks in a task of its own, which goes on to its end even if all callers go away: only then is known what was granted.
-/// Not to be called under the lock: the task may be dropped at once.
-fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>, behind: Option<Connection>) {
-    let Some(sent) = sent else { return };
+/// A look goes on to its end even if all callers go away: only then is known what was granted. Not to be called under the
+/// lock: it may be dropped at once.
+fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Sent, behind: Option<Connection>) -> Carried<()> {
     let look = Look {
         inner: Arc::clone(inner),
         request: request.clone(),
         sent,
         found: None,
     };
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(async move {
-            let request = look.request.clone();
-            let found = request.look(Arc::clone(&look.inner), sent.wanted, behind).await;
-            look.land(found);
-        });
-    }
+    let looking = async move {
+        let request = look.request.clone();
+        let found = request.look(Arc::clone(&look.inner), sent.wanted, behind).await;
+        look.land(found);
+    };
+    Carried::new(looking.boxed())
+}
+
+/// Looks in a task of its own.
+fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>, behind: Option<Connection>) {
+    drop(sent.map(|sent| make_look(inner, request, sent, behind)));
 }
 
 /// A place among those who wait.
@@ -274,6 +277,13 @@ impl<R: Request> Drop for Look<R> {
     }
 }
 
+async fn look_lands(look: &mut Option<Carried<()>>) {
+    match look {
+        Some(look) => look.await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Inner {
     /// How long a fetch waits for work.
     fn waits(&self, poll_timeout: Duration) -> Duration {
@@ -297,13 +307,16 @@ impl Inner {
         // Who does not wait is answered by the look that is sent for it.
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
-        let Registered { id, answer, sooner } = R::line(self).register(self, request, impatient);
+        let Registered { id, answer, sooner } = R::line(self).register(request, impatient);
         let mut answer = pin!(answer);
+        let mut carried = None;
         loop {
             // Registered before the time is read, so that no change of it is missed.
             let mut moved = pin!(sooner.notified());
             moved.as_mut().enable();
-            let next = R::line(self).look_if_due(self, request);
+            let (next, look) = R::line(self).look_if_due(self, request);
+            // One that is still on the wire goes on by itself.
+            carried = look.or(carried);
             tokio::select! {
                 biased;
                 answer = &mut answer => return match answer {
@@ -313,6 +326,7 @@ impl Inner {
                     // Without an answer: the runtime is shutting down.
                     Ok(Answer::Nothing) | Err(_) => Ok(Fetch::Nothing),
                 },
+                () = look_lands(&mut carried) => {}
                 () = moved => {}
                 () = tokio::time::sleep_until(deadline.min(next)) => {}
             }

@@ -96,3 +96,27 @@ async fn a_line_that_everybody_left_serves_the_next_caller() {
     let last = world.turns(&["last".to_string()]).await;
     ack_first(world.provider.clone(), last[0].clone()).await.expect("ack");
 }
+
+/// A caller carries out its call itself. Should it begin one and then do something else, the others do not wait for it.
+#[tokio::test]
+async fn a_caller_that_stops_halfway_keeps_nobody_waiting() {
+    let world = World::new().await;
+    let enqueue = |name: &str| -> Call {
+        let (provider, item) = (world.provider.clone(), start(name));
+        Box::pin(async move { provider.enqueue_for_orchestrator(item, None).await })
+    };
+    let mut held = world.proxy.hold_answer_of(MESSAGES);
+    let mut halfway = enqueue("halfway");
+    tokio::select! {
+        _ = &mut halfway => panic!("the answer is held back"),
+        () = held.wait() => {}
+    }
+    held.release();
+    enqueue("other").await.expect("enqueue");
+    assert_eq!(turn(&*world.provider, LOCK).await.0.instance, "halfway");
+    assert_eq!(turn(&*world.provider, LOCK).await.0.instance, "other");
+    halfway.await.expect("enqueue");
+    let before = world.proxy.calls_of(MESSAGES);
+    enqueue("next").await.expect("enqueue");
+    assert_eq!(world.proxy.calls_of(MESSAGES), before + 1);
+}
