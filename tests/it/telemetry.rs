@@ -4,6 +4,8 @@
 
 mod capture;
 #[cfg(feature = "metrics")]
+mod looks;
+#[cfg(feature = "metrics")]
 mod metrics;
 mod payloads;
 #[cfg(feature = "metrics")]

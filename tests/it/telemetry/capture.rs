@@ -141,8 +141,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Capture {
     fn on_follows_from(&self, id: &Id, follows: &Id, context: Context<'_, S>) {
         let index = |id| {
             let span = context.span(id).expect("it is open");
-            let index = span.extensions().get::<Index>().expect("an index").0;
-            index
+            span.extensions().get::<Index>().expect("an index").0
         };
         let (id, follows) = (index(id), index(follows));
         self.lock()[id].follows.push(follows);

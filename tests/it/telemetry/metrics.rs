@@ -1,23 +1,22 @@
-//! What is counted and measured.
+//! What is counted and measured of calls, connections and memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use duroxide::providers::{Provider, ProviderAdmin};
-use futures_util::future::join_all;
 
 use super::documented;
 use super::recorder::Recorded;
-use crate::batching::{World, begin};
-use crate::fixtures::{Ack, LOCK, NOW, ack, activity, create, event, raised, scheduled, start, started, turn, work};
+use crate::batching::World;
+use crate::fixtures::{Ack, LOCK, ack, activity, create, event, raised, scheduled, start, started, turn, work};
 use crate::proxy::Mode;
 use crate::support::TestSchema;
 
-const PATIENT: Duration = Duration::from_secs(60);
+pub const PATIENT: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(10);
 
-async fn eventually(what: &str, happened: impl Fn() -> bool) {
+pub async fn eventually(what: &str, happened: impl Fn() -> bool) {
     let waiting = async {
         while !happened() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -134,142 +133,6 @@ async fn waits_for_the_pool(recorded: Recorded) {
     assert_eq!(reserved(), before + 1);
 }
 
-/// How many looks at the orchestrator queue found something because of this.
-fn found(recorded: &Recorded, reason: &str) -> f64 {
-    let found = [("queue", "orchestrator"), ("reason", reason), ("outcome", "found")];
-    recorded.sum("looks_total", &found)
-}
-
-async fn wake_ups(recorded: Recorded) {
-    let world = World::new().await;
-    let p = &*world.provider;
-    p.enqueue_for_orchestrator(start("asked"), None).await.expect("enqueue");
-    turn(p, LOCK).await;
-    assert_eq!(found(&recorded, "asked"), 1.0);
-    let asked = [("queue", "orchestrator"), ("reason", "asked"), ("outcome", "nothing")];
-    let before = recorded.sum("looks_total", &asked);
-    assert!(
-        p.fetch_orchestration_item(LOCK, NOW, None)
-            .await
-            .expect("fetch")
-            .is_none()
-    );
-    assert_eq!(recorded.sum("looks_total", &asked), before + 1.0);
-
-    // Somebody waits while this process enqueues: the look goes out behind the enqueue, or after it.
-    world.settle().await;
-    let here = |recorded: &Recorded| found(recorded, "behind") + found(recorded, "enqueued");
-    let before = here(&recorded);
-    let mut fetch = Box::pin(p.fetch_orchestration_item(LOCK, PATIENT, None));
-    assert!(begin(fetch.as_mut()).await.is_pending());
-    let (fetched, sent) = tokio::join!(fetch, p.enqueue_for_orchestrator(start("here"), None));
-    sent.expect("enqueue");
-    fetched.expect("fetch").expect("a turn");
-    assert_eq!(here(&recorded), before + 1.0);
-
-    // The time that the database gave: of a delayed message, and of the end of a lease.
-    for (instance, lease, delay) in [
-        ("delayed", LOCK, Some(300)),
-        ("leased", Duration::from_millis(300), None),
-    ] {
-        let delay = delay.map(Duration::from_millis);
-        p.enqueue_for_orchestrator(start(instance), delay)
-            .await
-            .expect("enqueue");
-        if delay.is_none() {
-            turn(p, lease).await;
-        }
-        let before = found(&recorded, "due");
-        let fetched = p.fetch_orchestration_item(LOCK, PATIENT, None).await.expect("fetch");
-        assert_eq!(fetched.expect("a turn").0.instance, instance);
-        assert_eq!(found(&recorded, "due"), before + 1.0, "{instance}");
-    }
-    world.settle().await;
-
-    // Another process enqueues.
-    let other = world.schema.provider().await;
-    let connected = [("event", "connected")];
-    eventually("both listen", || {
-        recorded.sum("listener_events_total", &connected) >= 2.0
-    })
-    .await;
-    let mut fetch = Box::pin(p.fetch_orchestration_item(LOCK, PATIENT, None));
-    assert!(begin(fetch.as_mut()).await.is_pending());
-    let before = found(&recorded, "notified");
-    let (fetched, sent) = tokio::join!(fetch, other.enqueue_for_orchestrator(start("there"), None));
-    sent.expect("enqueue");
-    fetched.expect("fetch").expect("a turn");
-    assert_eq!(found(&recorded, "notified"), before + 1.0);
-}
-
-async fn polling_alone(recorded: Recorded) {
-    let world = World::new().await;
-    let mut config = world.proxy.config();
-    config.application_name("polling");
-    let builder = duroxide_postgres::Builder::from_config(config)
-        .schema(&world.schema.name)
-        .transaction_pooler(true);
-    let deaf = builder.connect().await.expect("provider");
-    let before = found(&recorded, "fallback");
-    let mut fetch = Box::pin(deaf.fetch_orchestration_item(LOCK, PATIENT, None));
-    assert!(begin(fetch.as_mut()).await.is_pending());
-    let enqueue = async {
-        let looked = || world.proxy.calls_of(".fetch_orchestration_item(") > 0;
-        eventually("it has looked once", looked).await;
-        world
-            .provider
-            .enqueue_for_orchestrator(start("i"), None)
-            .await
-            .expect("enqueue");
-    };
-    let (fetched, ()) = tokio::join!(fetch, enqueue);
-    fetched.expect("fetch").expect("a turn");
-    // Unless the enqueue overtook the first look.
-    assert!(found(&recorded, "fallback") + found(&recorded, "asked") > before);
-    // Nobody enqueues: it looks again all the same.
-    let looks = [("reason", "fallback"), ("outcome", "nothing")];
-    let before = recorded.sum("looks_total", &looks);
-    let waiting = deaf.fetch_orchestration_item(LOCK, PATIENT, None);
-    let polled = eventually("a poll", || recorded.sum("looks_total", &looks) > before);
-    tokio::select! {
-        fetched = waiting => panic!("{fetched:?}"),
-        () = polled => {}
-    }
-}
-
-async fn shared_looks_and_batches(recorded: Recorded) {
-    let world = World::new().await;
-    world.settle().await;
-    let p = &world.provider;
-    let mut fetches = Box::pin(join_all(
-        [0, 1].map(|_| p.fetch_orchestration_item(LOCK, PATIENT, None)),
-    ));
-    assert!(begin(fetches.as_mut()).await.is_pending());
-    let mut held = world.proxy.hold_answer_of(".enqueue_for_orchestrator(");
-    let first = {
-        let p = Arc::clone(p);
-        tokio::spawn(async move { p.enqueue_for_orchestrator(start("a"), None).await })
-    };
-    held.wait().await;
-    let mut others = Box::pin(join_all(
-        ["b", "c", "d"].map(|instance| p.enqueue_for_orchestrator(start(instance), None)),
-    ));
-    assert!(begin(others.as_mut()).await.is_pending());
-    held.release();
-    let (fetched, sent) = tokio::join!(fetches, others);
-    for turn in fetched {
-        turn.expect("fetch").expect("a turn");
-    }
-    for sent in sent {
-        sent.expect("enqueue");
-    }
-    first.await.expect("task").expect("enqueue");
-    let sizes = recorded.values("batch_items", &[("operation", "enqueue_for_orchestrator")]);
-    assert!(sizes.contains(&1.0) && sizes.contains(&3.0), "{sizes:?}");
-    let callers = recorded.values("look_callers", &[("queue", "orchestrator")]);
-    assert!(callers.contains(&2.0), "{callers:?}");
-}
-
 async fn the_listener(recorded: Recorded) {
     let count = |event| recorded.sum("listener_events_total", &[("event", event)]);
     let before = count("connected");
@@ -365,21 +228,6 @@ fn retries_are_counted() {
 #[test]
 fn waits_for_the_pool_are_measured() {
     Recorded::run(waits_for_the_pool, |_| {});
-}
-
-#[test]
-fn wake_ups_are_counted_by_what_caused_them() {
-    Recorded::run(wake_ups, |_| {});
-}
-
-#[test]
-fn polls_of_those_who_cannot_listen_are_counted() {
-    Recorded::run(polling_alone, |_| {});
-}
-
-#[test]
-fn shared_looks_and_batches_are_measured() {
-    Recorded::run(shared_looks_and_batches, |_| {});
 }
 
 #[test]

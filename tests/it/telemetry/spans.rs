@@ -8,6 +8,7 @@ use duroxide::EventKind;
 use duroxide::providers::{
     InstanceFilter, Provider, ProviderAdmin, ProviderError, PruneOptions, SessionFetchConfig, TagFilter,
 };
+use duroxide_postgres::Builder;
 
 use super::capture::{BATCH, CALL, Capture, LOOK, OPERATION, Span};
 use super::documented;
@@ -267,10 +268,14 @@ fn a_span_says_which_kind_of_error_it_was() {
 }
 
 #[test]
-fn a_statement_that_is_cancelled_timed_out_and_an_unreachable_function_is_permanent() {
+fn errors_of_the_server_are_told_apart() {
     Capture::run(async |capture| {
         let world = World::with(|builder| builder.long_poll(false)).await;
         let p = &*world.provider;
+        let mut config = world.proxy.config();
+        config.options("-c lock_timeout=10");
+        let builder = Builder::from_config(config).schema(&world.schema.name);
+        let impatient = builder.long_poll(false).connect().await.expect("provider");
         let mut blocker = world.schema.client().await;
         let transaction = blocker.transaction().await.expect("begin");
         transaction
@@ -293,6 +298,8 @@ fn a_statement_that_is_cancelled_timed_out_and_an_unreachable_function_is_perman
         let (listed, ()) = tokio::join!(p.list_instances(), cancel);
         listed.expect_err("cancelled");
         assert_eq!(last_error(&capture, "list_instances"), "timeout");
+        impatient.list_instances().await.expect_err("locked");
+        assert_eq!(last_error(&capture, "list_instances"), "retryable");
         transaction.rollback().await.expect("rollback");
 
         world
