@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use duroxide::providers::{ProviderError, WorkItem};
+use duroxide::providers::WorkItem;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
@@ -13,7 +13,7 @@ use crate::activity_ack::{ActivityAck, ActivityAcks, done};
 use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
-use crate::error::CallError;
+use crate::error::{CallError, Failure};
 use crate::follow::Follow;
 use crate::inner::Inner;
 use crate::messages::enqueue_error;
@@ -25,7 +25,7 @@ impl Inner {
     /// Calls a function whose first parameters say which leased activity it is about.
     async fn call_on_activity(
         &self,
-        operation: &str,
+        operation: &'static str,
         token: &ActivityToken,
         parameters: Parameters<'_>,
         lease: LeaseCall<'_>,
@@ -41,11 +41,7 @@ impl Inner {
         self.caller.call_within_lease(operation, &all, lease, None).await
     }
 
-    pub(crate) async fn ack_work_item(
-        self: &Arc<Self>,
-        token: &str,
-        result: Option<&WorkItem>,
-    ) -> Result<(), ProviderError> {
+    pub(crate) async fn ack_work_item(self: &Arc<Self>, token: &str, result: Option<&WorkItem>) -> Result<(), Failure> {
         const OPERATION: &str = "ack_work_item";
         let ack = Arc::new(ActivityAck {
             token: activity_token(OPERATION, token)?,
@@ -108,7 +104,7 @@ impl Inner {
         .boxed()
     }
 
-    pub(crate) async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
+    pub(crate) async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), Failure> {
         const OPERATION: &str = "renew_work_item_lock";
         let token = activity_token(OPERATION, token)?;
         let answer = self
@@ -119,7 +115,7 @@ impl Inner {
                 self.lease_call(token.lease, Some(extend_for)),
             )
             .await;
-        answer.result.map_err(|error| error.to_provider_error(OPERATION))?;
+        answer.result.map_err(|error| error.to_failure(OPERATION))?;
         self.leases.extended(token.lease, extend_for);
         Ok(())
     }
@@ -129,7 +125,7 @@ impl Inner {
         token: &str,
         delay: Option<Duration>,
         ignore_attempt: bool,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), Failure> {
         const OPERATION: &str = "abandon_work_item";
         let token = activity_token(OPERATION, token)?;
         let answer = self
@@ -145,7 +141,7 @@ impl Inner {
         Ok(())
     }
 
-    pub(crate) async fn enqueue_for_worker(self: &Arc<Self>, item: &WorkItem) -> Result<(), ProviderError> {
+    pub(crate) async fn enqueue_for_worker(self: &Arc<Self>, item: &WorkItem) -> Result<(), Failure> {
         const OPERATION: &str = "enqueue_for_worker";
         let mut activities = Activities::default();
         activities.push(OPERATION, item)?;
@@ -206,7 +202,7 @@ impl batch::Request for Activities {
     }
 }
 
-fn activity_token(operation: &str, token: &str) -> Result<ActivityToken, ProviderError> {
+fn activity_token(operation: &str, token: &str) -> Result<ActivityToken, Failure> {
     ActivityToken::parse(token)
-        .ok_or_else(|| ProviderError::permanent(operation, "Invalid lock token: not a token of an activity"))
+        .ok_or_else(|| Failure::permanent(operation, "Invalid lock token: not a token of an activity"))
 }

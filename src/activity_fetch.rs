@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use duroxide::providers::{ProviderError, SessionFetchConfig, TagFilter, WorkItem};
+use duroxide::providers::{SessionFetchConfig, TagFilter, WorkItem};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
@@ -11,6 +11,7 @@ use tracing::error;
 
 use crate::call::Connection;
 use crate::encode;
+use crate::error::Failure;
 use crate::granted::Granted;
 use crate::inner::Inner;
 use crate::poll::{self, Fetch, Found, Line};
@@ -44,13 +45,14 @@ enum Sessions {
 
 impl poll::Request for ActivityRequest {
     type Item = Activity;
+    const QUEUE: Queue = Queue::Worker;
 
     fn look(
         self,
         inner: Arc<Inner>,
         wanted: usize,
         behind: Option<Connection>,
-    ) -> BoxFuture<'static, Result<Found<Activity>, ProviderError>> {
+    ) -> BoxFuture<'static, Result<Found<Activity>, Failure>> {
         async move { inner.look_for_activities(&self, wanted, behind).await }.boxed()
     }
 
@@ -64,7 +66,7 @@ impl ActivityRequest {
         lock_timeout: Duration,
         session: Option<&SessionFetchConfig>,
         tag_filter: &TagFilter,
-    ) -> Result<Self, ProviderError> {
+    ) -> Result<Self, Failure> {
         const OPERATION: &str = "fetch_work_item";
         let mut tags = match tag_filter {
             TagFilter::Any => None,
@@ -103,7 +105,7 @@ impl Inner {
         poll_timeout: Duration,
         session: Option<&SessionFetchConfig>,
         tag_filter: &TagFilter,
-    ) -> Result<Option<Activity>, ProviderError> {
+    ) -> Result<Option<Activity>, Failure> {
         let own = ActivityRequest::new(lock_timeout, session, tag_filter)?;
         let started = Instant::now();
         let left = || poll_timeout.saturating_sub(started.elapsed());
@@ -133,7 +135,7 @@ impl Inner {
         request: &ActivityRequest,
         wanted: usize,
         behind: Option<Connection>,
-    ) -> Result<Found<Activity>, ProviderError> {
+    ) -> Result<Found<Activity>, Failure> {
         const OPERATION: &str = "fetch_work_item";
         let (owner_id, session_lock_timeout_ms) = match &request.sessions {
             Sessions::For {
@@ -199,7 +201,7 @@ impl Inner {
                         token.activity_id, token.instance_id, token.id
                     );
                     error!("{message}");
-                    unreadable = Some(ProviderError::permanent(OPERATION, message));
+                    unreadable = Some(Failure::permanent(OPERATION, message));
                 }
             }
         }
@@ -265,7 +267,7 @@ impl Fetched {
         };
         let attempt_count: i32 = row.try_get("attempt_count")?;
         let item = match row.try_get::<_, Option<String>>("work_item")? {
-            Some(text) => serde_json::from_str(&text).map_err(|error| error.to_string()),
+            Some(text) => serde_json::from_str(&text).map_err(|error| encode::unreadable(&error)),
             None => Err(row.try_get::<_, Option<String>>("load_error")?.unwrap_or_default()),
         };
         Ok(Self::Activity {

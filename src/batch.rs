@@ -11,11 +11,12 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
-use tracing::debug;
+use tracing::{Instrument, Span, debug};
 
 use crate::carried::Carried;
 use crate::error::CallError;
 use crate::inner::Inner;
+use crate::telemetry::{self, metrics};
 
 /// The most requests in one call.
 const MAX_REQUESTS: usize = 64;
@@ -53,6 +54,8 @@ pub(crate) struct Batcher<T, R> {
 }
 
 struct Line<T, R> {
+    /// The method whose calls these are.
+    operation: &'static str,
     call: Call<T, R>,
     state: Mutex<State<T, R>>,
 }
@@ -66,13 +69,16 @@ struct State<T, R> {
 struct Waiting<T, R> {
     id: u64,
     request: Arc<T>,
+    /// Of its caller.
+    span: Span,
     answer: oneshot::Sender<R>,
 }
 
 impl<T: Request, R: Send + 'static> Batcher<T, R> {
-    pub(crate) fn new(call: Call<T, R>) -> Self {
+    pub(crate) fn new(operation: &'static str, call: Call<T, R>) -> Self {
         Self {
             line: Arc::new(Line {
+                operation,
                 call,
                 state: Mutex::new(State {
                     busy: false,
@@ -85,18 +91,21 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
 
     /// Carries out a request, also if the caller goes away.
     async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
-        let (id, mut answer) = match self.line.enter(request) {
+        let span = Span::current();
+        let (id, mut answer) = match self.line.enter(request, span) {
             Entered::Free(request) => {
                 let turn = Turn {
                     line: Arc::clone(&self.line),
                     inner: Arc::clone(inner),
                 };
+                let batch = telemetry::batch(self.line.operation, 1, &[Span::current()]);
                 let call = async move {
                     let answers = (turn.line.call)(Arc::clone(&turn.inner), vec![request]).await;
                     drop(turn);
                     answers.into_iter().next()
                 };
-                return Carried::new(call.boxed()).await.map_or(Batched::Unknown, Batched::Answered);
+                let carried = Carried::new(call.instrument(batch).boxed());
+                return carried.await.map_or(Batched::Unknown, Batched::Answered);
             }
             Entered::Waiting { id, answer } => (id, answer),
         };
@@ -113,9 +122,8 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
     /// Carries out a request that can be repeated.
     pub(crate) async fn ask(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
         match self.submit(inner, Arc::clone(&request)).await {
-            Batched::Answered(Err(CallError::InCompany(_))) | Batched::Alone | Batched::Unknown => {
-                self.alone(inner, request).await
-            }
+            Batched::Answered(Err(CallError::InCompany(_))) => self.again(inner, request).await,
+            Batched::Alone | Batched::Unknown => self.alone(inner, request).await,
             Batched::Answered(answer) => answer,
         }
     }
@@ -123,7 +131,8 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
     /// Carries out a request that must not be repeated unless it certainly had no effect.
     pub(crate) async fn tell(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
         match self.attempt(inner, Arc::clone(&request)).await {
-            Err(None | Some(CallError::InCompany(false))) => self.alone(inner, request).await,
+            Err(None) => self.alone(inner, request).await,
+            Err(Some(CallError::InCompany(false))) => self.again(inner, request).await,
             Err(Some(error)) => Err(error),
             Ok(answer) => Ok(answer),
         }
@@ -138,8 +147,16 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
         }
     }
 
+    /// In company it failed, perhaps because of another.
+    async fn again(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
+        metrics::retry(self.line.operation, "company");
+        self.alone(inner, request).await
+    }
+
     async fn alone(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
-        let mut answers = (self.line.call)(Arc::clone(inner), vec![request]).await;
+        let batch = telemetry::batch(self.line.operation, 1, &[Span::current()]);
+        let call = (self.line.call)(Arc::clone(inner), vec![request]);
+        let mut answers = call.instrument(batch).await;
         answers.pop().unwrap_or(Err(CallError::NoAnswer))
     }
 }
@@ -155,7 +172,7 @@ enum Entered<T, R> {
 }
 
 impl<T, R> Line<T, R> {
-    fn enter(&self, request: Arc<T>) -> Entered<T, R> {
+    fn enter(&self, request: Arc<T>, span: Span) -> Entered<T, R> {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.busy, true) {
             return Entered::Free(request);
@@ -166,6 +183,7 @@ impl<T, R> Line<T, R> {
         state.waiting.push_back(Waiting {
             id,
             request,
+            span,
             answer: sender,
         });
         Entered::Waiting { id, answer }
@@ -224,16 +242,25 @@ impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {
             }
             state.next_call()
         };
+        let mut callers = Vec::new();
+        let items = next.len();
         let (requests, senders): (Vec<_>, Vec<_>) = next
             .into_iter()
-            .map(|waiting| (waiting.request, waiting.answer))
+            .map(|waiting| {
+                // Where nobody watches there is none, and nothing to keep.
+                callers.extend((!waiting.span.is_none()).then_some(waiting.span));
+                (waiting.request, waiting.answer)
+            })
             .unzip();
+        let batch = telemetry::batch(self.line.operation, items, &callers);
+        drop(callers);
         let turn = Self {
             line: Arc::clone(&self.line),
             inner: Arc::clone(&self.inner),
         };
         let carried_out = async move {
-            let answers = (turn.line.call)(Arc::clone(&turn.inner), requests).await;
+            let call = (turn.line.call)(Arc::clone(&turn.inner), requests);
+            let answers = call.instrument(batch).await;
             for (sender, answer) in senders.into_iter().zip(answers) {
                 // Whoever went away does not want to know.
                 let _ = sender.send(answer);

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::encode;
 use crate::inner::Inner;
+use crate::telemetry::metrics;
 use crate::turn_ack::TurnAck;
 
 /// No history takes more than this part of the memory.
@@ -215,12 +216,12 @@ impl HistoryCache {
 
 impl State {
     fn get(&mut self, instance: &str) -> Option<Known> {
-        let (key, entry) = self.entries.remove_entry(instance)?;
-        self.by_use.remove(&entry.used);
-        self.bytes -= entry.bytes;
-        let known = entry.known.clone();
-        self.insert(key, entry.known, entry.bytes);
-        Some(known)
+        let entry = self.entries.get_mut(instance)?;
+        let key = self.by_use.remove(&entry.used)?;
+        self.uses += 1;
+        entry.used = self.uses;
+        self.by_use.insert(self.uses, key);
+        Some(entry.known.clone())
     }
 
     fn retract(&mut self, instance: &str, ack_id: Uuid) -> Option<Announced> {
@@ -235,7 +236,7 @@ impl State {
 
     fn insert(&mut self, key: Arc<str>, known: Known, bytes: usize) {
         self.uses += 1;
-        self.bytes += bytes;
+        self.resize(self.bytes + bytes);
         self.by_use.insert(self.uses, Arc::clone(&key));
         let used = self.uses;
         self.entries.insert(key, Entry { known, bytes, used });
@@ -260,14 +261,26 @@ impl State {
         {
             let oldest = Arc::clone(oldest);
             self.remove(&oldest);
+            metrics::cache_eviction();
         }
     }
 
     fn remove(&mut self, instance: &str) -> Option<Known> {
         let entry = self.entries.remove(instance)?;
         self.by_use.remove(&entry.used);
-        self.bytes -= entry.bytes;
+        self.resize(self.bytes - entry.bytes);
         Some(entry.known)
+    }
+
+    fn resize(&mut self, bytes: usize) {
+        metrics::cache_bytes(self.bytes, bytes);
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.resize(0);
     }
 }
 

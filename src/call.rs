@@ -3,21 +3,23 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-use tracing::{Instrument, debug, debug_span, warn};
+use tracing::{Instrument, debug, warn};
 use uuid::Uuid;
 
-use crate::connect::{NoConnection, Pool, Pooled};
+use crate::connect::{NoConnection, Pool};
+pub(crate) use crate::connection::Connection;
 use crate::error::CallError;
 use crate::follow::Follow;
 use crate::lease::Leases;
 use crate::signatures;
+use crate::telemetry::{Call, Connections, metrics};
 
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 
@@ -102,38 +104,55 @@ impl Caller {
     }
 
     /// Calls a function once, on an ordinary connection.
-    pub(crate) async fn call(&self, function: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
+    pub(crate) async fn call(&self, function: &'static str, parameters: Parameters<'_>) -> Result<Vec<Row>, CallError> {
         self.call_followed(function, parameters, None).await
     }
 
     /// As [`call`](Self::call), with looks right behind it.
     pub(crate) async fn call_followed(
         &self,
-        function: &str,
+        function: &'static str,
         parameters: Parameters<'_>,
         follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
-        let span = debug_span!("duroxide_postgres", function);
-        async {
-            let permit = self.permit().await?;
-            let connection = self.connection(Some(permit), self.pool.wait()).await?;
-            self.attempt(&connection, function, parameters, &AtomicBool::default(), follow)
+        let call = Call::begin(function);
+        let result = async {
+            let connection = self.ordinary_connection(&call).await?;
+            self.attempt(&call, &connection, parameters, &AtomicBool::default(), follow)
                 .await
         }
-        .instrument(span)
-        .await
+        .instrument(call.span())
+        .await;
+        call.end(&result);
+        result
     }
 
     /// Calls a function once, on a connection that has another call on the wire.
     pub(crate) async fn call_behind(
         &self,
         connection: &Connection,
-        function: &str,
+        function: &'static str,
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, CallError> {
-        self.attempt(connection, function, parameters, &AtomicBool::default(), None)
-            .instrument(debug_span!("duroxide_postgres", function))
-            .await
+        let call = Call::begin(function);
+        let result = self
+            .attempt(&call, connection, parameters, &AtomicBool::default(), None)
+            .instrument(call.span())
+            .await;
+        call.end(&result);
+        result
+    }
+
+    async fn ordinary_connection(&self, call: &Call) -> Result<Connection, CallError> {
+        let _waiting = call.waits_for(Connections::Ordinary);
+        let waited = async { self.connection(Some(self.permit().await?), self.pool.wait()).await };
+        let connection = waited.await;
+        if let Err(CallError::NoConnection(error)) = &connection
+            && error.is_busy()
+        {
+            metrics::pool_timeout(Connections::Ordinary);
+        }
+        connection
     }
 
     /// `wait`: how long to wait for a connection that others use.
@@ -145,11 +164,7 @@ impl Caller {
         if self.is_closed() {
             return Err(CallError::Closed);
         }
-        Ok(Connection(Arc::new(Checkout {
-            object: Some(self.pool.get(wait).await?),
-            open: AtomicUsize::new(0),
-            _permit: permit,
-        })))
+        Ok(Connection::new(self.pool.get(wait).await?, permit))
     }
 
     /// Waits for an ordinary connection no longer than the pool would let it.
@@ -173,27 +188,28 @@ impl Caller {
     /// `failed`: what became of a first attempt that was made together with others.
     pub(crate) async fn call_within_lease(
         &self,
-        function: &str,
+        function: &'static str,
         parameters: Parameters<'_>,
         lease: LeaseCall<'_>,
         mut failed: Option<CallError>,
     ) -> Answer<Vec<Row>> {
-        let span = debug_span!("duroxide_postgres", function);
+        let call = Call::begin(function);
         let end = lease.leases.end_of(lease.id);
-        async {
+        let mut repeated = false;
+        let result = async {
             let mut backoff = FIRST_BACKOFF;
-            let mut repeated = false;
             if let Some(CallError::InCompany(ambiguous)) = failed {
                 // Perhaps because of another: worth another attempt at once.
                 repeated = ambiguous;
                 failed = None;
+                metrics::retry(function, "company");
             }
             loop {
                 let result = match failed.take() {
                     Some(error) => Err(error),
                     None => {
                         let timeout = lease.attempt_timeout(time_left(&end));
-                        self.attempt_within(timeout, function, parameters, None).await
+                        self.attempt_within(&call, timeout, parameters, None).await
                     }
                 };
                 if let Err(error) = &result
@@ -215,21 +231,24 @@ impl Caller {
                         } else {
                             debug!(%error, "{function} failed again");
                         }
+                        metrics::retry(function, error.class().as_str());
                         tokio::time::sleep(jittered(backoff).min(left)).await;
                         backoff = (backoff * 2).min(MAX_BACKOFF);
                     }
-                    result => return Answer { result, repeated },
+                    result => return result,
                 }
             }
         }
-        .instrument(span)
-        .await
+        .instrument(call.span())
+        .await;
+        call.end(&result);
+        Answer { result, repeated }
     }
 
     /// One attempt of a call that is about many leases at once, on a reserved connection, with looks right behind it.
     pub(crate) async fn call_within_leases<'a>(
         &self,
-        function: &str,
+        function: &'static str,
         parameters: Parameters<'_>,
         leases: impl Iterator<Item = LeaseCall<'a>>,
         follow: &Follow,
@@ -241,23 +260,29 @@ impl Caller {
             shortest =
                 shortest.min(LeaseCall { bytes, ..lease }.attempt_timeout(time_left(lease.leases.end_of(lease.id))));
         }
-        self.attempt_within(shortest, function, parameters, Some(follow))
-            .instrument(debug_span!("duroxide_postgres", function))
-            .await
+        let call = Call::begin(function);
+        let result = self
+            .attempt_within(&call, shortest, parameters, Some(follow))
+            .instrument(call.span())
+            .await;
+        call.end(&result);
+        result
     }
 
     /// One attempt on a reserved connection, given up after a time.
     async fn attempt_within(
         &self,
+        call: &Call,
         timeout: Duration,
-        function: &str,
         parameters: Parameters<'_>,
         follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
         let sent = AtomicBool::new(false);
         let attempt = async {
+            let waiting = call.waits_for(Connections::Reserved);
             let connection = self.connection(None, None).await?;
-            self.attempt(&connection, function, parameters, &sent, follow).await
+            drop(waiting);
+            self.attempt(call, &connection, parameters, &sent, follow).await
         };
         match tokio::time::timeout(timeout, attempt).await {
             Ok(result) => result,
@@ -265,11 +290,11 @@ impl Caller {
                 // Perhaps the server is gone and nobody said so. Then the connections that have been idle since
                 // are dead too.
                 self.pool.drop_idle(timeout);
-                Err(if sent.into_inner() {
-                    CallError::TimedOut
-                } else {
-                    CallError::NoConnection(NoConnection::TimedOut(timeout))
-                })
+                if sent.into_inner() {
+                    return Err(CallError::TimedOut);
+                }
+                metrics::pool_timeout(Connections::Reserved);
+                Err(CallError::NoConnection(NoConnection::TimedOut(timeout)))
             }
         }
     }
@@ -277,17 +302,21 @@ impl Caller {
     /// `sent` tells, also when this is dropped, whether the call was sent.
     async fn attempt(
         &self,
+        call: &Call,
         connection: &Connection,
-        function: &str,
         parameters: Parameters<'_>,
         sent: &AtomicBool,
         follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
+        let function = call.function;
+        call.attempted();
         connection.call_begins();
         let mut result = self.execute(connection, function, parameters, sent, follow).await;
         if result.as_ref().is_err_and(CallError::is_stale_statement) {
             // The functions were deployed anew since this connection prepared its statement.
             debug!("{function} was deployed anew; preparing it again");
+            call.attempted();
+            metrics::retry(function, "stale_statement");
             connection.client().statement_cache.clear();
             result = self.execute(connection, function, parameters, sent, None).await;
         }
@@ -300,7 +329,7 @@ impl Caller {
     async fn execute(
         &self,
         connection: &Connection,
-        function: &str,
+        function: &'static str,
         parameters: Parameters<'_>,
         sent: &AtomicBool,
         follow: Option<&Follow>,
@@ -318,7 +347,7 @@ impl Caller {
         followed(client.query(&statement, parameters), connection, follow).await
     }
 
-    fn statement(&self, function: &str, parameters: usize) -> String {
+    fn statement(&self, function: &'static str, parameters: usize) -> String {
         let mut statement = format!("select * from {}.{function}(", self.schema);
         for position in 1..=parameters {
             if position > 1 {
@@ -329,42 +358,6 @@ impl Caller {
         }
         statement.push(')');
         statement
-    }
-}
-
-/// A connection of the pool, and the calls on it.
-#[derive(Clone)]
-pub(crate) struct Connection(Arc<Checkout>);
-
-/// It goes back to the pool only when it was left in a known state: a caller that is dropped, or gave up waiting, must
-/// not leave the next one queueing behind its statement.
-struct Checkout {
-    object: Option<Pooled>,
-    /// Calls that have not ended, or ended badly.
-    open: AtomicUsize,
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Connection {
-    fn client(&self) -> &Pooled {
-        // Taken only in `drop`.
-        self.0.object.as_ref().unwrap_or_else(|| unreachable!())
-    }
-
-    fn call_begins(&self) {
-        self.0.open.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn call_ended(&self) {
-        self.0.open.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl Drop for Checkout {
-    fn drop(&mut self) {
-        if let (Some(object), 1..) = (self.object.take(), *self.open.get_mut()) {
-            drop(object.take());
-        }
     }
 }
 

@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use duroxide::providers::ProviderError;
 use semver::Version;
+
+use crate::error::Failure;
 
 /// The longest instance id, session id, owner id and KV key, in bytes: two of them fit into one index entry.
 pub(crate) const MAX_KEY_BYTES: usize = 1024;
@@ -15,19 +16,19 @@ const MAX_TAG_BYTES: usize = 512;
 const MAX_DURATION_MS: i64 = 100 * 366 * 86_400_000;
 
 /// An id or key that goes into an index.
-pub(crate) fn key<'a>(operation: &str, field: &str, value: &'a str) -> Result<&'a str, ProviderError> {
+pub(crate) fn key<'a>(operation: &str, field: &str, value: &'a str) -> Result<&'a str, Failure> {
     bounded(operation, field, value, MAX_KEY_BYTES)
 }
 
-fn bounded<'a>(operation: &str, field: &str, value: &'a str, limit: usize) -> Result<&'a str, ProviderError> {
+fn bounded<'a>(operation: &str, field: &str, value: &'a str, limit: usize) -> Result<&'a str, Failure> {
     if value.len() > limit {
-        return Err(ProviderError::permanent(
+        return Err(Failure::permanent(
             operation,
             format!("{field} has {} bytes, the limit is {limit}", value.len()),
         ));
     }
     if value.contains('\0') {
-        return Err(ProviderError::permanent(
+        return Err(Failure::permanent(
             operation,
             format!("{field} contains a NUL character, which PostgreSQL cannot store"),
         ));
@@ -36,12 +37,12 @@ fn bounded<'a>(operation: &str, field: &str, value: &'a str, limit: usize) -> Re
 }
 
 /// Text that is stored as it is, but must not contain NUL: names and versions.
-pub(crate) fn name<'a>(operation: &str, field: &str, value: &'a str) -> Result<&'a str, ProviderError> {
+pub(crate) fn name<'a>(operation: &str, field: &str, value: &'a str) -> Result<&'a str, Failure> {
     bounded(operation, field, value, usize::MAX)
 }
 
 /// A tag or session as a routing key: see `worker_queue.tag`.
-pub(crate) fn routing_key(operation: &str, field: &str, value: Option<&str>) -> Result<String, ProviderError> {
+pub(crate) fn routing_key(operation: &str, field: &str, value: Option<&str>) -> Result<String, Failure> {
     match value {
         None => Ok(String::new()),
         Some(value) => {
@@ -52,9 +53,9 @@ pub(crate) fn routing_key(operation: &str, field: &str, value: Option<&str>) -> 
 }
 
 /// An id assigned by the runtime.
-pub(crate) fn id(operation: &str, field: &str, value: u64) -> Result<i64, ProviderError> {
+pub(crate) fn id(operation: &str, field: &str, value: u64) -> Result<i64, Failure> {
     i64::try_from(value)
-        .map_err(|_| ProviderError::permanent(operation, format!("{field} is {value}, the limit is {}", i64::MAX)))
+        .map_err(|_| Failure::permanent(operation, format!("{field} is {value}, the limit is {}", i64::MAX)))
 }
 
 /// An id that is known to fit, or else the largest that does.
@@ -124,6 +125,21 @@ pub(crate) fn version(version: &Version) -> i64 {
         | i64::from(version.pre.is_empty())
 }
 
+/// Why stored text cannot be read, without what is in it: the reason goes to logs, payloads do not.
+pub(crate) fn unreadable(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    // These name fields and kinds, and those of a later release are what one wants to know.
+    let harmless = ["unknown variant", "missing field", "unknown field", "duplicate field"];
+    if !error.is_data() || harmless.iter().any(|start| text.starts_with(start)) {
+        return text;
+    }
+    format!(
+        "a value of the wrong type at line {} column {}",
+        error.line(),
+        error.column()
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,8 +187,8 @@ mod tests {
     fn keys_that_do_not_fit_are_refused_by_name() {
         let long = "x".repeat(MAX_KEY_BYTES + 1);
         let error = key("op", "instance id", &long).expect_err("too long");
-        assert!(error.message.contains("instance id") && error.message.contains("1024"));
-        assert!(!error.is_retryable());
+        assert!(error.error.message.contains("instance id") && error.error.message.contains("1024"));
+        assert!(!error.error.is_retryable());
         assert!(key("op", "KV key", "a\0b").is_err());
         assert!(key("op", "KV key", &"x".repeat(MAX_KEY_BYTES)).is_ok());
     }

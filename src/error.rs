@@ -163,13 +163,93 @@ impl CallError {
             .is_some_and(|state| matches!(state.code(), "0A000" | "26000"))
     }
 
-    pub(crate) fn to_provider_error(&self, operation: &str) -> ProviderError {
-        let message = self.to_string();
-        if self.is_retryable() {
-            ProviderError::retryable(operation, message)
-        } else {
-            ProviderError::permanent(operation, message)
+    pub(crate) fn class(&self) -> ErrorClass {
+        match self {
+            Self::NoConnection(error) if error.is_busy() => ErrorClass::Pool,
+            Self::NoConnection(_) => ErrorClass::Connection,
+            Self::TimedOut => ErrorClass::Timeout,
+            Self::Closed => ErrorClass::Closed,
+            _ if self.is_lease_lost() => ErrorClass::LeaseLost,
+            Self::Statement(error) => match error.code().map(SqlState::code) {
+                None if self.is_retryable() => ErrorClass::Connection,
+                Some("57P01" | "57P02" | "57P03" | "57P05") => ErrorClass::Connection,
+                Some(code) if code.starts_with("08") => ErrorClass::Connection,
+                Some("57014" | "25P04") => ErrorClass::Timeout,
+                _ => ErrorClass::by_retryable(self.is_retryable()),
+            },
+            _ => ErrorClass::by_retryable(self.is_retryable()),
         }
+    }
+
+    pub(crate) fn to_failure(&self, operation: &str) -> Failure {
+        let message = self.to_string();
+        Failure {
+            error: if self.is_retryable() {
+                ProviderError::retryable(operation, message)
+            } else {
+                ProviderError::permanent(operation, message)
+            },
+            class: self.class(),
+        }
+    }
+}
+
+/// What an error is to those who watch. `docs/observability.md` says what each means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrorClass {
+    LeaseLost,
+    Connection,
+    Pool,
+    Timeout,
+    Closed,
+    Retryable,
+    Permanent,
+}
+
+impl ErrorClass {
+    fn by_retryable(retryable: bool) -> Self {
+        if retryable { Self::Retryable } else { Self::Permanent }
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::LeaseLost => "lease_lost",
+            Self::Connection => "connection",
+            Self::Pool => "pool",
+            Self::Timeout => "timeout",
+            Self::Closed => "closed",
+            Self::Retryable => "retryable",
+            Self::Permanent => "permanent",
+        }
+    }
+}
+
+/// Why a provider method failed: what the runtime is told, and what those who watch are told.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) error: ProviderError,
+    pub(crate) class: ErrorClass,
+}
+
+impl Failure {
+    pub(crate) fn permanent(operation: &str, message: impl Into<String>) -> Self {
+        Self {
+            error: ProviderError::permanent(operation, message),
+            class: ErrorClass::Permanent,
+        }
+    }
+
+    pub(crate) fn retryable(operation: &str, message: impl Into<String>) -> Self {
+        Self {
+            error: ProviderError::retryable(operation, message),
+            class: ErrorClass::Retryable,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
     }
 }
 
@@ -249,7 +329,10 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
     while let Some(current) = next {
         if let Some(db) = current.downcast_ref::<tokio_postgres::error::DbError>() {
             let mut text = db.message().to_string();
-            if let Some(detail) = db.detail() {
+            // Of a constraint that a row breaks it is the row, payloads and all.
+            if let Some(detail) = db.detail()
+                && !matches!(db.code().code(), "23502" | "23514")
+            {
                 text.push_str(": ");
                 text.push_str(detail);
             }

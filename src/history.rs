@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use duroxide::Event;
-use duroxide::providers::{ExecutionInfo, InstanceFilter, ProviderError, PruneOptions, PruneResult};
+use duroxide::providers::{ExecutionInfo, InstanceFilter, PruneOptions, PruneResult};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tracing::debug;
@@ -11,9 +11,10 @@ use tracing::debug;
 use crate::batch;
 use crate::cache::Known;
 use crate::encode;
-use crate::error::CallError;
+use crate::error::{CallError, Failure};
 use crate::inner::Inner;
 use crate::instances::{BULK_LIMIT, filter_ids};
+use crate::telemetry::metrics;
 use crate::work_item::json;
 
 /// A last event larger than this is not worth sending only to be told that it is still the last.
@@ -26,12 +27,12 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn encode(operation: &str, events: &[Event]) -> Result<Self, ProviderError> {
+    pub(crate) fn encode(operation: &str, events: &[Event]) -> Result<Self, Failure> {
         let mut ids = Vec::with_capacity(events.len());
         let mut data = Vec::with_capacity(events.len());
         for event in events {
             if event.event_id() == 0 {
-                return Err(ProviderError::permanent(
+                return Err(Failure::permanent(
                     operation,
                     "event ids are assigned by the runtime and start at 1",
                 ));
@@ -52,8 +53,13 @@ fn decode_events(texts: &[String], before: usize) -> Result<Vec<Event>, String> 
         .iter()
         .enumerate()
         .map(|(position, text)| {
-            serde_json::from_str(text)
-                .map_err(|error| format!("event {} of the history cannot be read: {error}", before + position + 1))
+            serde_json::from_str(text).map_err(|error| {
+                format!(
+                    "event {} of the history cannot be read: {}",
+                    before + position + 1,
+                    encode::unreadable(&error)
+                )
+            })
         })
         .collect()
 }
@@ -80,7 +86,7 @@ impl batch::Request for ReadRequest {
 }
 
 impl Inner {
-    pub(crate) async fn read(self: &Arc<Self>, instance: &str) -> Result<Vec<Event>, ProviderError> {
+    pub(crate) async fn read(self: &Arc<Self>, instance: &str) -> Result<Vec<Event>, Failure> {
         const OPERATION: &str = "read";
         let request = Arc::new(ReadRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
@@ -90,7 +96,7 @@ impl Inner {
                 .filter(|known| known.last_text.len() <= MAX_HINT_BYTES),
         });
         let tail = self.reads.ask(self, Arc::clone(&request)).await;
-        let tail = tail.map_err(|error| error.to_provider_error(OPERATION))?;
+        let tail = tail.map_err(|error| error.to_failure(OPERATION))?;
         self.whole_history(instance, request.known.clone(), tail, false).await
     }
 
@@ -149,8 +155,8 @@ impl Inner {
         known: Option<Known>,
         tail: Tail,
         leased: bool,
-    ) -> Result<Vec<Event>, ProviderError> {
-        let unreadable = |error| ProviderError::permanent("read", format!("instance {instance:?}: {error}"));
+    ) -> Result<Vec<Event>, Failure> {
+        let unreadable = |error| Failure::permanent("read", format!("instance {instance:?}: {error}"));
         let Some(epoch) = tail.epoch else {
             return decode_events(&tail.events, 0).map_err(unreadable);
         };
@@ -174,6 +180,15 @@ impl Inner {
             };
             return Box::pin(self.whole_history(instance, None, all, leased)).await;
         };
+        if self.cache.is_enabled() {
+            match (tail.cached_event_id, tail.events.is_empty()) {
+                // There is no history yet.
+                (0, true) => {}
+                (0, false) => metrics::cache_lookup("miss"),
+                (_, true) => metrics::cache_lookup("hit"),
+                (_, false) => metrics::cache_lookup("partial"),
+            }
+        }
         let events = decode_events(&tail.events, known.events.len()).map_err(unreadable)?;
         known.append(events, &tail.events);
         if self.cache.is_enabled() && (tail.cached_event_id == 0 || !tail.events.is_empty()) {
@@ -185,21 +200,17 @@ impl Inner {
         Ok(Arc::unwrap_or_clone(known.events))
     }
 
-    async fn stored_events(&self, instance: &str, execution_id: i64) -> Result<Vec<String>, ProviderError> {
+    async fn stored_events(&self, instance: &str, execution_id: i64) -> Result<Vec<String>, Failure> {
         let texts: Option<Vec<String>> = self.value("read_with_execution", instance, &[&execution_id]).await?;
         Ok(texts.unwrap_or_default())
     }
 
-    pub(crate) async fn read_with_execution(
-        &self,
-        instance: &str,
-        execution_id: u64,
-    ) -> Result<Vec<Event>, ProviderError> {
+    pub(crate) async fn read_with_execution(&self, instance: &str, execution_id: u64) -> Result<Vec<Event>, Failure> {
         const OPERATION: &str = "read_with_execution";
         let execution_id = encode::id(OPERATION, "execution id", execution_id)?;
         let texts = self.stored_events(instance, execution_id).await?;
         decode_events(&texts, 0)
-            .map_err(|error| ProviderError::permanent(OPERATION, format!("instance {instance:?}: {error}")))
+            .map_err(|error| Failure::permanent(OPERATION, format!("instance {instance:?}: {error}")))
     }
 
     pub(crate) async fn append_with_execution(
@@ -207,7 +218,7 @@ impl Inner {
         instance: &str,
         execution_id: u64,
         events: &[Event],
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), Failure> {
         const OPERATION: &str = "append_with_execution";
         let execution_id = encode::id(OPERATION, "execution id", execution_id)?;
         let events = Events::encode(OPERATION, events)?;
@@ -216,26 +227,22 @@ impl Inner {
         Ok(())
     }
 
-    pub(crate) async fn latest_execution_id(&self, instance: &str) -> Result<u64, ProviderError> {
+    pub(crate) async fn latest_execution_id(&self, instance: &str) -> Result<u64, Failure> {
         let latest: Option<i64> = self.value("latest_execution_id", instance, &[]).await?;
         Ok(latest.map_or(duroxide::INITIAL_EXECUTION_ID, encode::from_id))
     }
 
-    pub(crate) async fn list_executions(&self, instance: &str) -> Result<Vec<u64>, ProviderError> {
+    pub(crate) async fn list_executions(&self, instance: &str) -> Result<Vec<u64>, Failure> {
         let ids: Option<Vec<i64>> = self.value("list_executions", instance, &[]).await?;
         Ok(ids.unwrap_or_default().into_iter().map(encode::from_id).collect())
     }
 
-    pub(crate) async fn get_execution_info(
-        &self,
-        instance: &str,
-        execution_id: u64,
-    ) -> Result<ExecutionInfo, ProviderError> {
+    pub(crate) async fn get_execution_info(&self, instance: &str, execution_id: u64) -> Result<ExecutionInfo, Failure> {
         const OPERATION: &str = "get_execution_info";
         let id = encode::id(OPERATION, "execution id", execution_id)?;
         let rows = self.rows(OPERATION, instance, &[&id]).await?;
         let Some(row) = rows.first() else {
-            return Err(ProviderError::permanent(
+            return Err(Failure::permanent(
                 OPERATION,
                 format!("Execution {execution_id} not found for instance {instance:?}"),
             ));
@@ -257,14 +264,14 @@ impl Inner {
         &self,
         instance: &str,
         options: &PruneOptions,
-    ) -> Result<PruneResult, ProviderError> {
+    ) -> Result<PruneResult, Failure> {
         let filter = InstanceFilter {
             instance_ids: Some(vec![instance.to_string()]),
             ..InstanceFilter::default()
         };
         let result = self.prune_executions_bulk(&filter, options).await?;
         if result.instances_processed == 0 {
-            return Err(ProviderError::permanent(
+            return Err(Failure::permanent(
                 "prune_executions",
                 format!("Instance {instance:?} not found"),
             ));
@@ -276,7 +283,7 @@ impl Inner {
         &self,
         filter: &InstanceFilter,
         options: &PruneOptions,
-    ) -> Result<PruneResult, ProviderError> {
+    ) -> Result<PruneResult, Failure> {
         const OPERATION: &str = "prune_executions";
         let row = self
             .one_row(

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use duroxide::providers::ProviderError;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 use tracing::debug;
@@ -16,7 +15,7 @@ use crate::batch::Batcher;
 use crate::cache::HistoryCache;
 use crate::call::{Answer, Caller, Connection, LeaseCall, Parameters};
 use crate::encode;
-use crate::error::CallError;
+use crate::error::{CallError, Failure};
 use crate::history::{ReadRequest, Tail};
 use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
@@ -24,7 +23,9 @@ use crate::messages::Message;
 use crate::orchestrations::TurnRequest;
 use crate::poll::Line;
 use crate::schema_name::SchemaName;
+use crate::telemetry::metrics;
 use crate::turn_ack::{TurnAck, TurnAnswer};
+use crate::waiters::Reason;
 use crate::wake::{Queue, Waker};
 use crate::work_item::Activities;
 
@@ -60,6 +61,7 @@ impl Inner {
         long_poll: bool,
         cache_bytes: usize,
     ) -> Arc<Self> {
+        metrics::describe();
         let inner = Arc::new(Self {
             caller,
             leases: Leases::default(),
@@ -70,12 +72,12 @@ impl Inner {
             cache: HistoryCache::new(cache_bytes),
             turns: Line::default(),
             activities: Line::default(),
-            turn_acks: Batcher::new(Self::send_turn_acks),
-            activity_acks: Batcher::new(Self::send_activity_acks),
-            messages: Batcher::new(Self::send_messages),
-            new_activities: Batcher::new(Self::send_activities),
-            reads: Batcher::new(Self::send_reads),
-            statuses: Batcher::new(Self::send_status_requests),
+            turn_acks: Batcher::new("ack_orchestration_item", Self::send_turn_acks),
+            activity_acks: Batcher::new("ack_work_item", Self::send_activity_acks),
+            messages: Batcher::new("enqueue_for_orchestrator", Self::send_messages),
+            new_activities: Batcher::new("enqueue_for_worker", Self::send_activities),
+            reads: Batcher::new("read", Self::send_reads),
+            statuses: Batcher::new("get_custom_status", Self::send_status_requests),
             tags_with_sessions: Mutex::default(),
             session_cursors: Mutex::default(),
         });
@@ -90,41 +92,41 @@ impl Inner {
 
     /// Something was put into a queue, by the call `behind` if some may have looked right behind it.
     pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
-        self.woken(queue, behind);
+        self.woken(queue, Reason::Enqueued, behind);
         self.waker.tell_others(queue);
     }
 
     /// Something happened to a queue: fetches that wait for it look again. `behind`: as for [`enqueued`](Self::enqueued).
-    pub(crate) fn woken(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
+    pub(crate) fn woken(self: &Arc<Self>, queue: Queue, reason: Reason, behind: Option<u64>) {
         match queue {
-            Queue::Orchestrator => self.turns.woken(self, behind),
-            Queue::Worker => self.activities.woken(self, behind),
+            Queue::Orchestrator => self.turns.woken(self, reason, behind),
+            Queue::Worker => self.activities.woken(self, reason, behind),
         }
     }
 
     /// Calls a function whose first parameter is an instance.
     pub(crate) async fn rows(
         &self,
-        operation: &str,
+        operation: &'static str,
         instance: &str,
         parameters: Parameters<'_>,
-    ) -> Result<Vec<Row>, ProviderError> {
+    ) -> Result<Vec<Row>, Failure> {
         let instance = encode::key(operation, "instance id", instance)?;
         let mut all: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> = vec![&instance];
         all.extend_from_slice(parameters);
         self.caller
             .call(operation, &all)
             .await
-            .map_err(|error| error.to_provider_error(operation))
+            .map_err(|error| error.to_failure(operation))
     }
 
     /// As [`rows`](Self::rows), for a function that returns one value.
     pub(crate) async fn value<T: FromSqlOwned>(
         &self,
-        operation: &str,
+        operation: &'static str,
         instance: &str,
         parameters: Parameters<'_>,
-    ) -> Result<Option<T>, ProviderError> {
+    ) -> Result<Option<T>, Failure> {
         match self.rows(operation, instance, parameters).await?.first() {
             Some(row) => row.try_get(0).map_err(|error| self.decoding(operation, error)),
             None => Ok(None),
@@ -135,18 +137,20 @@ impl Inner {
     /// last parameter. `behind`: where another call is on the wire.
     pub(crate) async fn call_with_care(
         &self,
-        operation: &str,
+        operation: &'static str,
         parameters: Parameters<'_>,
         behind: Option<Connection>,
-    ) -> Result<Vec<Row>, ProviderError> {
+    ) -> Result<Vec<Row>, Failure> {
         let mut all = parameters.to_vec();
         all.push(&false);
+        let was_behind = behind.is_some();
         let mut result = match behind {
             Some(connection) => self.caller.call_behind(&connection, operation, &all).await,
-            None => Err(CallError::NoAnswer),
+            None => self.caller.call(operation, &all).await,
         };
-        if result.as_ref().is_err_and(|error| error.sql_state().is_none()) {
+        if was_behind && result.as_ref().is_err_and(|error| error.sql_state().is_none()) {
             // Trouble with a connection that was another's to begin with is not this call's.
+            metrics::retry(operation, "behind");
             result = self.caller.call(operation, &all).await;
         }
         if let Err(error) = &result
@@ -154,23 +158,24 @@ impl Inner {
             && !error.is_retryable()
         {
             debug!(%error, "{operation} failed; trying again with care");
+            metrics::retry(operation, "care");
             all.pop();
             all.push(&true);
             result = self.caller.call(operation, &all).await;
         }
-        result.map_err(|error| error.to_provider_error(operation))
+        result.map_err(|error| error.to_failure(operation))
     }
 
     /// Calls a function that returns one row.
-    pub(crate) async fn one_row(&self, operation: &str, parameters: Parameters<'_>) -> Result<Row, ProviderError> {
+    pub(crate) async fn one_row(&self, operation: &'static str, parameters: Parameters<'_>) -> Result<Row, Failure> {
         let rows = self
             .caller
             .call(operation, parameters)
             .await
-            .map_err(|error| error.to_provider_error(operation))?;
+            .map_err(|error| error.to_failure(operation))?;
         rows.into_iter()
             .next()
-            .ok_or_else(|| ProviderError::permanent(operation, "the function returned no row"))
+            .ok_or_else(|| Failure::permanent(operation, "the function returned no row"))
     }
 
     pub(crate) fn lease_call(&self, lease: Uuid, extended_by: Option<Duration>) -> LeaseCall<'_> {
@@ -193,20 +198,20 @@ impl Inner {
         lease: Uuid,
         answer: Answer<T>,
         traceless: bool,
-    ) -> Result<T, ProviderError> {
+    ) -> Result<T, Failure> {
         let result = match answer.result {
             Ok(result) => result,
             Err(error) if traceless && answer.repeated && error.is_lease_lost() && self.leases.holds(lease) => {
                 T::default()
             }
-            Err(error) => return Err(error.to_provider_error(operation)),
+            Err(error) => return Err(error.to_failure(operation)),
         };
         self.leases.ended(lease);
         Ok(result)
     }
 
-    pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> ProviderError {
-        CallError::from(error).to_provider_error(operation)
+    pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> Failure {
+        CallError::from(error).to_failure(operation)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use duroxide::providers::{
-    DeleteInstanceResult, InstanceFilter, InstanceInfo, InstanceTree, ProviderError, QueueDepths, SystemMetrics,
+    DeleteInstanceResult, InstanceFilter, InstanceInfo, InstanceTree, QueueDepths, SystemMetrics,
 };
 use duroxide::{Event, EventKind, SystemStats};
 use futures_util::FutureExt;
@@ -12,7 +12,7 @@ use tokio_postgres::Row;
 
 use crate::batch;
 use crate::encode;
-use crate::error::CallError;
+use crate::error::{CallError, Failure};
 use crate::inner::Inner;
 
 /// How many instances a bulk operation takes when its filter does not say.
@@ -34,21 +34,21 @@ impl batch::Request for StatusRequest {
 }
 
 impl Inner {
-    pub(crate) async fn list_instances(&self, status: Option<&str>) -> Result<Vec<String>, ProviderError> {
+    pub(crate) async fn list_instances(&self, status: Option<&str>) -> Result<Vec<String>, Failure> {
         const OPERATION: &str = "list_instances";
         let row = self.one_row(OPERATION, &[&status]).await?;
         row.try_get(0).map_err(|error| self.decoding(OPERATION, error))
     }
 
-    pub(crate) async fn list_children(&self, instance: &str) -> Result<Vec<String>, ProviderError> {
+    pub(crate) async fn list_children(&self, instance: &str) -> Result<Vec<String>, Failure> {
         Ok(self.value("list_children", instance, &[]).await?.unwrap_or_default())
     }
 
-    pub(crate) async fn get_parent_id(&self, instance: &str) -> Result<Option<String>, ProviderError> {
+    pub(crate) async fn get_parent_id(&self, instance: &str) -> Result<Option<String>, Failure> {
         self.value("get_parent_id", instance, &[]).await
     }
 
-    pub(crate) async fn get_instance_tree(&self, instance: &str) -> Result<InstanceTree, ProviderError> {
+    pub(crate) async fn get_instance_tree(&self, instance: &str) -> Result<InstanceTree, Failure> {
         const OPERATION: &str = "get_instance_tree";
         let root = vec![encode::key(OPERATION, "instance id", instance)?];
         let row = self.one_row(OPERATION, &[&root]).await?;
@@ -58,11 +58,11 @@ impl Inner {
         })
     }
 
-    pub(crate) async fn get_instance_info(&self, instance: &str) -> Result<InstanceInfo, ProviderError> {
+    pub(crate) async fn get_instance_info(&self, instance: &str) -> Result<InstanceInfo, Failure> {
         const OPERATION: &str = "get_instance_info";
         let rows = self.rows(OPERATION, instance, &[]).await?;
         let Some(row) = rows.first() else {
-            return Err(ProviderError::permanent(
+            return Err(Failure::permanent(
                 OPERATION,
                 format!("Instance {instance:?} not found"),
             ));
@@ -89,14 +89,14 @@ impl Inner {
         self: &Arc<Self>,
         instance: &str,
         last_seen_version: u64,
-    ) -> Result<Option<CustomStatus>, ProviderError> {
+    ) -> Result<Option<CustomStatus>, Failure> {
         const OPERATION: &str = "get_custom_status";
         let request = Arc::new(StatusRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
             last_seen_version: encode::saturated_id(last_seen_version),
         });
         let status = self.statuses.ask(self, request).await;
-        status.map_err(|error| error.to_provider_error(OPERATION))
+        status.map_err(|error| error.to_failure(OPERATION))
     }
 
     /// Many statuses in one call.
@@ -121,7 +121,7 @@ impl Inner {
         .boxed()
     }
 
-    pub(crate) async fn get_instance_stats(&self, instance: &str) -> Result<Option<SystemStats>, ProviderError> {
+    pub(crate) async fn get_instance_stats(&self, instance: &str) -> Result<Option<SystemStats>, Failure> {
         const OPERATION: &str = "get_instance_stats";
         let rows = self.rows(OPERATION, instance, &[]).await?;
         let Some(row) = rows.first() else {
@@ -141,16 +141,19 @@ impl Inner {
         let (first_event, mut stats) = decode().map_err(|error| self.decoding(OPERATION, error))?;
         if let Some(text) = first_event {
             stats.queue_pending_count = carried_forward(&text).map_err(|error| {
-                ProviderError::permanent(
+                Failure::permanent(
                     OPERATION,
-                    format!("instance {instance:?}: event 1 of the history cannot be read: {error}"),
+                    format!(
+                        "instance {instance:?}: event 1 of the history cannot be read: {}",
+                        encode::unreadable(&error)
+                    ),
                 )
             })?;
         }
         Ok(Some(stats))
     }
 
-    pub(crate) async fn get_system_metrics(&self) -> Result<SystemMetrics, ProviderError> {
+    pub(crate) async fn get_system_metrics(&self) -> Result<SystemMetrics, Failure> {
         const OPERATION: &str = "get_system_metrics";
         let row = self.one_row(OPERATION, &[]).await?;
         let decode = || {
@@ -166,7 +169,7 @@ impl Inner {
         decode().map_err(|error| self.decoding(OPERATION, error))
     }
 
-    pub(crate) async fn get_queue_depths(&self) -> Result<QueueDepths, ProviderError> {
+    pub(crate) async fn get_queue_depths(&self) -> Result<QueueDepths, Failure> {
         const OPERATION: &str = "get_queue_depths";
         let row = self.one_row(OPERATION, &[]).await?;
         let decode = || {
@@ -180,11 +183,7 @@ impl Inner {
         decode().map_err(|error| self.decoding(OPERATION, error))
     }
 
-    pub(crate) async fn delete_instance(
-        &self,
-        instance: &str,
-        force: bool,
-    ) -> Result<DeleteInstanceResult, ProviderError> {
+    pub(crate) async fn delete_instance(&self, instance: &str, force: bool) -> Result<DeleteInstanceResult, Failure> {
         const OPERATION: &str = "delete_instance";
         let rows = self.rows(OPERATION, instance, &[&force]).await?;
         self.decode_deletion(OPERATION, rows.first())
@@ -194,7 +193,7 @@ impl Inner {
         &self,
         ids: &[String],
         force: bool,
-    ) -> Result<DeleteInstanceResult, ProviderError> {
+    ) -> Result<DeleteInstanceResult, Failure> {
         const OPERATION: &str = "delete_instances_atomic";
         for id in ids {
             encode::key(OPERATION, "instance id", id)?;
@@ -203,10 +202,7 @@ impl Inner {
         self.decode_deletion(OPERATION, Some(&row))
     }
 
-    pub(crate) async fn delete_instance_bulk(
-        &self,
-        filter: &InstanceFilter,
-    ) -> Result<DeleteInstanceResult, ProviderError> {
+    pub(crate) async fn delete_instance_bulk(&self, filter: &InstanceFilter) -> Result<DeleteInstanceResult, Failure> {
         const OPERATION: &str = "delete_instance_bulk";
         let row = self
             .one_row(
@@ -221,7 +217,7 @@ impl Inner {
         self.decode_deletion(OPERATION, Some(&row))
     }
 
-    fn decode_deletion(&self, operation: &str, row: Option<&Row>) -> Result<DeleteInstanceResult, ProviderError> {
+    fn decode_deletion(&self, operation: &str, row: Option<&Row>) -> Result<DeleteInstanceResult, Failure> {
         let Some(row) = row else {
             return Ok(DeleteInstanceResult::default());
         };
@@ -238,10 +234,7 @@ impl Inner {
 }
 
 /// The ids a filter names, each fit for an index.
-pub(crate) fn filter_ids<'a>(
-    operation: &str,
-    filter: &'a InstanceFilter,
-) -> Result<Option<&'a Vec<String>>, ProviderError> {
+pub(crate) fn filter_ids<'a>(operation: &str, filter: &'a InstanceFilter) -> Result<Option<&'a Vec<String>>, Failure> {
     for id in filter.instance_ids.iter().flatten() {
         encode::key(operation, "instance id", id)?;
     }

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use duroxide::providers::ProviderError;
 use duroxide::{Event, EventKind};
 
 use crate::encode;
+use crate::error::Failure;
 use crate::inner::Inner;
 
 /// What a turn changes, column by column: a clear first, then the last change of each key after it.
@@ -18,7 +18,7 @@ pub(crate) struct KvChanges {
 }
 
 impl KvChanges {
-    pub(crate) fn encode(operation: &str, events: &[Event]) -> Result<Self, ProviderError> {
+    pub(crate) fn encode(operation: &str, events: &[Event]) -> Result<Self, Failure> {
         let mut clears = false;
         let mut changes: HashMap<&str, Option<(&str, u64)>> = HashMap::new();
         for event in events {
@@ -56,14 +56,14 @@ impl KvChanges {
 }
 
 impl Inner {
-    pub(crate) async fn get_kv_value(&self, instance: &str, key: &str) -> Result<Option<String>, ProviderError> {
+    pub(crate) async fn get_kv_value(&self, instance: &str, key: &str) -> Result<Option<String>, Failure> {
         const OPERATION: &str = "get_kv_value";
         let key = encode::key(OPERATION, "KV key", key)?;
         let value: Option<String> = self.value(OPERATION, instance, &[&key]).await?;
         Ok(value.map(encode::from_text))
     }
 
-    pub(crate) async fn get_kv_all_values(&self, instance: &str) -> Result<HashMap<String, String>, ProviderError> {
+    pub(crate) async fn get_kv_all_values(&self, instance: &str) -> Result<HashMap<String, String>, Failure> {
         const OPERATION: &str = "get_kv_all_values";
         let rows = self.rows(OPERATION, instance, &[]).await?;
         rows.iter()

@@ -2,6 +2,11 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+/// Spans and metrics.
+#[cfg(doc)]
+#[doc = include_str!("../docs/observability.md")]
+pub mod observability {}
+
 mod activities;
 mod activity_ack;
 mod activity_fetch;
@@ -15,6 +20,7 @@ mod carried;
 pub mod cli;
 mod config;
 mod connect;
+mod connection;
 mod deploy;
 mod encode;
 mod error;
@@ -32,6 +38,7 @@ mod provider;
 mod schema_name;
 mod sessions;
 mod signatures;
+mod telemetry;
 mod token;
 mod turn;
 mod turn_ack;

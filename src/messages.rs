@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use duroxide::providers::{ProviderError, WorkItem};
+use duroxide::providers::WorkItem;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 
 use crate::batch;
 use crate::encode;
-use crate::error::CallError;
+use crate::error::{CallError, Failure};
 use crate::follow::Follow;
 use crate::inner::Inner;
 use crate::wake::Queue;
@@ -21,7 +21,7 @@ impl Inner {
         self: &Arc<Self>,
         item: &WorkItem,
         delay: Option<Duration>,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), Failure> {
         const OPERATION: &str = "enqueue_for_orchestrator";
         let mut messages = Messages::default();
         messages.push(OPERATION, item)?;
@@ -107,12 +107,13 @@ impl batch::Request for Message {
 }
 
 /// An enqueue is not repeated inside the provider: with its outcome unknown, that could deliver it twice.
-pub(crate) fn enqueue_error(operation: &str, error: &CallError) -> ProviderError {
-    let mut provider_error = error.to_provider_error(operation);
+pub(crate) fn enqueue_error(operation: &str, error: &CallError) -> Failure {
+    let mut failure = error.to_failure(operation);
     if error.is_ambiguous() {
-        provider_error
+        failure
+            .error
             .message
             .push_str("; the item may or may not have been enqueued");
     }
-    provider_error
+    failure
 }

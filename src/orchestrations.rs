@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use duroxide::Event;
-use duroxide::providers::{
-    DispatcherCapabilityFilter, ExecutionMetadata, ProviderError, ScheduledActivityIdentifier, WorkItem,
-};
+use duroxide::providers::{DispatcherCapabilityFilter, ExecutionMetadata, ScheduledActivityIdentifier, WorkItem};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tracing::warn;
@@ -14,7 +12,7 @@ use tracing::warn;
 use crate::batch;
 use crate::call::{Answer, Connection, LeaseCall};
 use crate::encode;
-use crate::error::CallError;
+use crate::error::{CallError, Failure};
 use crate::follow::Follow;
 use crate::granted::Granted;
 use crate::inner::Inner;
@@ -47,13 +45,14 @@ pub(crate) struct TurnRequest {
 
 impl poll::Request for TurnRequest {
     type Item = Turn;
+    const QUEUE: Queue = Queue::Orchestrator;
 
     fn look(
         self,
         inner: Arc<Inner>,
         wanted: usize,
         behind: Option<Connection>,
-    ) -> BoxFuture<'static, Result<Found<Turn>, ProviderError>> {
+    ) -> BoxFuture<'static, Result<Found<Turn>, Failure>> {
         async move { inner.look_for_turns(self, wanted, behind).await }.boxed()
     }
 
@@ -68,7 +67,7 @@ impl Inner {
         lock_timeout: Duration,
         poll_timeout: Duration,
         filter: Option<&DispatcherCapabilityFilter>,
-    ) -> Result<Option<Turn>, ProviderError> {
+    ) -> Result<Option<Turn>, Failure> {
         let Some((min_version, max_version)) = version_range(filter) else {
             self.wait_in_vain(poll_timeout).await;
             return Ok(None);
@@ -89,7 +88,7 @@ impl Inner {
         request: TurnRequest,
         wanted: usize,
         behind: Option<Connection>,
-    ) -> Result<Found<Turn>, ProviderError> {
+    ) -> Result<Found<Turn>, Failure> {
         const OPERATION: &str = "fetch_orchestration_item";
         let node = self.cache.is_enabled().then_some(self.node);
         let rows = self
@@ -145,7 +144,7 @@ impl Inner {
         orchestrator_items: &[WorkItem],
         metadata: &ExecutionMetadata,
         cancelled_activities: &[ScheduledActivityIdentifier],
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), Failure> {
         const OPERATION: &str = "ack_orchestration_item";
         let mut ack = TurnAck::encode(
             OPERATION,
@@ -267,7 +266,7 @@ impl Inner {
         delay: Option<Duration>,
         ignore_attempt: bool,
         pause: Option<Duration>,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), Failure> {
         const OPERATION: &str = "abandon_orchestration_item";
         let token = turn_token(OPERATION, token)?;
         let answer = self
@@ -290,11 +289,7 @@ impl Inner {
         Ok(())
     }
 
-    pub(crate) async fn renew_orchestration_item_lock(
-        &self,
-        token: &str,
-        extend_for: Duration,
-    ) -> Result<(), ProviderError> {
+    pub(crate) async fn renew_orchestration_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), Failure> {
         const OPERATION: &str = "renew_orchestration_item_lock";
         let token = turn_token(OPERATION, token)?;
         let answer = self
@@ -306,13 +301,13 @@ impl Inner {
                 None,
             )
             .await;
-        answer.result.map_err(|error| error.to_provider_error(OPERATION))?;
+        answer.result.map_err(|error| error.to_failure(OPERATION))?;
         self.leases.extended(token.lease, extend_for);
         Ok(())
     }
 }
 
-fn turn_token(operation: &str, token: &str) -> Result<TurnToken, ProviderError> {
+fn turn_token(operation: &str, token: &str) -> Result<TurnToken, Failure> {
     TurnToken::parse(token)
-        .ok_or_else(|| ProviderError::permanent(operation, "Invalid lock token: not a token of an orchestration turn"))
+        .ok_or_else(|| Failure::permanent(operation, "Invalid lock token: not a token of an orchestration turn"))
 }

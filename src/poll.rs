@@ -11,17 +11,20 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use duroxide::providers::ProviderError;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 use crate::call::Connection;
 use crate::carried::Carried;
+use crate::error::Failure;
 use crate::granted::Granted;
 use crate::inner::Inner;
-use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
+use crate::telemetry::LookSpan;
+use crate::waiters::{Answer, Group, Reason, SLOW_LOOK, Sent, Waiter};
+use crate::wake::Queue;
 
 /// When to look again after a look that brought less than it was for: only one that brings nothing tells how long
 /// nothing is to be expected.
@@ -44,13 +47,16 @@ pub(crate) struct Found<T> {
 pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
     type Item: Send + 'static;
 
+    /// Which queue it is about.
+    const QUEUE: Queue;
+
     /// Looks into the queue for as many as `wanted`. `behind`: where a call that fills it is on the wire.
     fn look(
         self,
         inner: Arc<Inner>,
         wanted: usize,
         behind: Option<Connection>,
-    ) -> BoxFuture<'static, Result<Found<Self::Item>, ProviderError>>;
+    ) -> BoxFuture<'static, Result<Found<Self::Item>, Failure>>;
 
     /// Where the fetches of this kind wait.
     fn line(inner: &Inner) -> &Line<Self>;
@@ -83,14 +89,14 @@ impl<R: Request> Line<R> {
 
     /// Something happened: whoever waits looks again. What is known of the queue is out of date also for those who
     /// do not wait at this moment. `behind`: the call that caused it, if some may have a look on the wire behind it.
-    pub(crate) fn woken(&self, inner: &Arc<Inner>, behind: Option<u64>) {
+    pub(crate) fn woken(&self, inner: &Arc<Inner>, reason: Reason, behind: Option<u64>) {
         let now = Instant::now();
         let mut looks = Vec::new();
         for (request, group) in self.lock().iter_mut() {
             if behind.is_some_and(|call| group.looks_behind(call)) {
                 continue;
             }
-            group.woken = true;
+            group.woken = Some(reason);
             looks.extend(group.due_look(now).map(|sent| (request.clone(), sent)));
         }
         for (request, sent) in looks {
@@ -113,6 +119,7 @@ impl<R: Request> Line<R> {
     fn register(&self, request: &R, impatient: bool) -> Registered<R::Item> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
+        let span = Span::current();
         let (id, sooner) = {
             let mut groups = self.lock();
             if groups.len() > SWEEP_ABOVE {
@@ -123,6 +130,7 @@ impl<R: Request> Line<R> {
             let id = group.next_id;
             group.waiters.push_back(Waiter {
                 id,
+                span,
                 impatient,
                 look: None,
                 answer,
@@ -136,8 +144,8 @@ impl<R: Request> Line<R> {
         }
     }
 
-    /// Makes a look if one is due. Tells when the next will be, if nothing happens.
-    fn look_if_due(&self, inner: &Arc<Inner>, request: &R) -> (Instant, Option<Carried<()>>) {
+    /// Makes a look if one is due. Tells when the next will be, if nothing happens. `arrived`: the caller only just came.
+    fn look_if_due(&self, inner: &Arc<Inner>, request: &R, arrived: bool) -> (Instant, Option<Carried<()>>) {
         let now = Instant::now();
         let (next, look) = match self.lock().get_mut(request) {
             None => (now + SLOW_LOOK, None),
@@ -151,7 +159,14 @@ impl<R: Request> Line<R> {
                 (next, look)
             }
         };
-        (next, look.map(|sent| make_look(inner, request, sent, None)))
+        let look = look.map(|mut sent| {
+            if arrived {
+                // Whatever else may have happened while nobody asked.
+                sent.reason = Reason::Asked;
+            }
+            make_look(inner, request, sent, None)
+        });
+        (next, look)
     }
 
     /// The caller's time is up. False if a look for it is on the wire, or its answer under way: that decides.
@@ -174,7 +189,7 @@ impl<R: Request> Line<R> {
     }
 
     /// Hands out what a look brought, and sends the next if one is wanted already.
-    fn landed(&self, inner: &Arc<Inner>, request: &R, sent: Sent, found: Result<Found<R::Item>, ProviderError>) {
+    fn landed(&self, inner: &Arc<Inner>, request: &R, sent: &Sent, found: Result<Found<R::Item>, Failure>) {
         let now = Instant::now();
         // Handed back by being dropped, after the lock.
         let mut unwanted = Vec::new();
@@ -194,11 +209,16 @@ impl<R: Request> Line<R> {
                     if enough {
                         // There may be more.
                         group.quiet_until = now;
+                        group.quiet_reason = Reason::More;
                     } else {
-                        let nap = match found.next {
-                            None if !nothing => CONFIRMATION,
-                            next => next.unwrap_or(Duration::MAX).min(inner.waker.fallback()),
+                        let (nap, reason) = match found.next {
+                            None if !nothing => (CONFIRMATION, Reason::More),
+                            next => match (next.unwrap_or(Duration::MAX), inner.waker.fallback()) {
+                                (due, fallback) if due <= fallback => (due, Reason::Due),
+                                (_, fallback) => (fallback, Reason::Fallback),
+                            },
                         };
+                        group.quiet_reason = reason;
                         let was_quiet_until = std::mem::replace(&mut group.quiet_until, now + nap);
                         if group.quiet_until < was_quiet_until {
                             group.sooner.notify_waiters();
@@ -211,6 +231,7 @@ impl<R: Request> Line<R> {
                 }
                 Err(error) => {
                     group.quiet_until = now;
+                    group.quiet_reason = Reason::Failed;
                     let closed = inner.caller.is_closed();
                     group.dismiss(sent.id, true, || match closed {
                         true => Answer::Nothing,
@@ -227,16 +248,19 @@ impl<R: Request> Line<R> {
 
 /// A look goes on to its end even if all callers go away: only then is known what was granted. Not to be called under the
 /// lock: it may be dropped at once.
-fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Sent, behind: Option<Connection>) -> Carried<()> {
+fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, mut sent: Sent, behind: Option<Connection>) -> Carried<()> {
+    let wanted = sent.wanted;
     let look = Look {
         inner: Arc::clone(inner),
         request: request.clone(),
+        span: LookSpan::begin(R::QUEUE, sent.reason, wanted, &std::mem::take(&mut sent.callers)),
         sent,
         found: None,
     };
     let looking = async move {
         let request = look.request.clone();
-        let found = request.look(Arc::clone(&look.inner), sent.wanted, behind).await;
+        let found = request.look(Arc::clone(&look.inner), wanted, behind);
+        let found = found.instrument(look.span.span()).await;
         look.land(found);
     };
     Carried::new(looking.boxed())
@@ -258,12 +282,13 @@ struct Registered<T> {
 struct Look<R: Request> {
     inner: Arc<Inner>,
     request: R,
+    span: LookSpan,
     sent: Sent,
-    found: Option<Result<Found<R::Item>, ProviderError>>,
+    found: Option<Result<Found<R::Item>, Failure>>,
 }
 
 impl<R: Request> Look<R> {
-    fn land(mut self, found: Result<Found<R::Item>, ProviderError>) {
+    fn land(mut self, found: Result<Found<R::Item>, Failure>) {
         self.found = Some(found);
         drop(self);
     }
@@ -272,8 +297,12 @@ impl<R: Request> Look<R> {
 impl<R: Request> Drop for Look<R> {
     fn drop(&mut self) {
         let found = self.found.take();
-        let found = found.unwrap_or_else(|| Err(ProviderError::retryable("fetch", "the runtime is shutting down")));
-        R::line(&self.inner).landed(&self.inner, &self.request, self.sent, found);
+        self.span.end(found.as_ref().map(|found| match found {
+            Ok(found) => Ok(found.granted.len()),
+            Err(failure) => Err(failure.class),
+        }));
+        let found = found.unwrap_or_else(|| Err(Failure::retryable("fetch", "the runtime is shutting down")));
+        R::line(&self.inner).landed(&self.inner, &self.request, &self.sent, found);
     }
 }
 
@@ -300,7 +329,7 @@ impl Inner {
         self: &Arc<Self>,
         request: &R,
         poll_timeout: Duration,
-    ) -> Result<Fetch<R::Item>, ProviderError> {
+    ) -> Result<Fetch<R::Item>, Failure> {
         let poll_timeout = self.waits(poll_timeout);
         let now = Instant::now();
         let impatient = poll_timeout.is_zero();
@@ -310,11 +339,12 @@ impl Inner {
         let Registered { id, answer, sooner } = R::line(self).register(request, impatient);
         let mut answer = pin!(answer);
         let mut carried = None;
+        let mut arrived = true;
         loop {
             // Registered before the time is read, so that no change of it is missed.
             let mut moved = pin!(sooner.notified());
             moved.as_mut().enable();
-            let (next, look) = R::line(self).look_if_due(self, request);
+            let (next, look) = R::line(self).look_if_due(self, request, std::mem::take(&mut arrived));
             // One that is still on the wire goes on by itself.
             carried = look.or(carried);
             tokio::select! {

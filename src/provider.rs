@@ -15,7 +15,10 @@ use duroxide::{Event, SystemStats};
 use crate::config::Builder;
 use crate::error::{Error, ErrorKind};
 use crate::inner::Inner;
+use crate::telemetry::operation;
+use crate::waiters::Reason;
 use crate::wake::Queue;
+use crate::{token, work_item};
 
 /// A duroxide storage provider on PostgreSQL.
 ///
@@ -98,8 +101,8 @@ impl PostgresProvider {
     pub fn close(&self) {
         self.inner.close();
         // Those who wait find out.
-        self.inner.woken(Queue::Orchestrator, None);
-        self.inner.woken(Queue::Worker, None);
+        self.inner.woken(Queue::Orchestrator, Reason::Closed, None);
+        self.inner.woken(Queue::Worker, Reason::Closed, None);
     }
 }
 
@@ -128,8 +131,8 @@ impl Provider for PostgresProvider {
         poll_timeout: Duration,
         filter: Option<&DispatcherCapabilityFilter>,
     ) -> Result<Option<(OrchestrationItem, String, u32)>, ProviderError> {
-        self.inner
-            .fetch_orchestration_item(lock_timeout, poll_timeout, filter)
+        operation("fetch_orchestration_item", None)
+            .run(self.inner.fetch_orchestration_item(lock_timeout, poll_timeout, filter))
             .await
     }
 
@@ -143,8 +146,9 @@ impl Provider for PostgresProvider {
         metadata: ExecutionMetadata,
         cancelled_activities: Vec<ScheduledActivityIdentifier>,
     ) -> Result<(), ProviderError> {
-        self.inner
-            .ack_orchestration_item(
+        operation("ack_orchestration_item", token::instance(lock_token))
+            .writes(history_delta.len() + worker_items.len() + orchestrator_items.len())
+            .run(self.inner.ack_orchestration_item(
                 lock_token,
                 execution_id,
                 history_delta,
@@ -152,7 +156,7 @@ impl Provider for PostgresProvider {
                 &orchestrator_items,
                 &metadata,
                 &cancelled_activities,
-            )
+            ))
             .await
     }
 
@@ -162,25 +166,34 @@ impl Provider for PostgresProvider {
         delay: Option<Duration>,
         ignore_attempt: bool,
     ) -> Result<(), ProviderError> {
-        self.inner
-            .abandon_orchestration_item(lock_token, delay, ignore_attempt, None)
+        operation("abandon_orchestration_item", token::instance(lock_token))
+            .run(
+                self.inner
+                    .abandon_orchestration_item(lock_token, delay, ignore_attempt, None),
+            )
             .await
     }
 
     async fn renew_orchestration_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
-        self.inner.renew_orchestration_item_lock(token, extend_for).await
+        operation("renew_orchestration_item_lock", token::instance(token))
+            .run(self.inner.renew_orchestration_item_lock(token, extend_for))
+            .await
     }
 
     async fn enqueue_for_orchestrator(&self, item: WorkItem, delay: Option<Duration>) -> Result<(), ProviderError> {
-        self.inner.enqueue_for_orchestrator(&item, delay).await
+        operation("enqueue_for_orchestrator", work_item::instance(&item))
+            .run(self.inner.enqueue_for_orchestrator(&item, delay))
+            .await
     }
 
     async fn read(&self, instance: &str) -> Result<Vec<Event>, ProviderError> {
-        self.inner.read(instance).await
+        operation("read", Some(instance)).run(self.inner.read(instance)).await
     }
 
     async fn read_with_execution(&self, instance: &str, execution_id: u64) -> Result<Vec<Event>, ProviderError> {
-        self.inner.read_with_execution(instance, execution_id).await
+        operation("read_with_execution", Some(instance))
+            .run(self.inner.read_with_execution(instance, execution_id))
+            .await
     }
 
     async fn append_with_execution(
@@ -189,13 +202,16 @@ impl Provider for PostgresProvider {
         execution_id: u64,
         new_events: Vec<Event>,
     ) -> Result<(), ProviderError> {
-        self.inner
-            .append_with_execution(instance, execution_id, &new_events)
+        operation("append_with_execution", Some(instance))
+            .writes(new_events.len())
+            .run(self.inner.append_with_execution(instance, execution_id, &new_events))
             .await
     }
 
     async fn enqueue_for_worker(&self, item: WorkItem) -> Result<(), ProviderError> {
-        self.inner.enqueue_for_worker(&item).await
+        operation("enqueue_for_worker", work_item::instance(&item))
+            .run(self.inner.enqueue_for_worker(&item))
+            .await
     }
 
     async fn fetch_work_item(
@@ -205,17 +221,24 @@ impl Provider for PostgresProvider {
         session: Option<&SessionFetchConfig>,
         tag_filter: &TagFilter,
     ) -> Result<Option<(WorkItem, String, u32)>, ProviderError> {
-        self.inner
-            .fetch_work_item(lock_timeout, poll_timeout, session, tag_filter)
+        operation("fetch_work_item", None)
+            .run(
+                self.inner
+                    .fetch_work_item(lock_timeout, poll_timeout, session, tag_filter),
+            )
             .await
     }
 
     async fn ack_work_item(&self, token: &str, completion: Option<WorkItem>) -> Result<(), ProviderError> {
-        self.inner.ack_work_item(token, completion.as_ref()).await
+        operation("ack_work_item", token::instance(token))
+            .run(self.inner.ack_work_item(token, completion.as_ref()))
+            .await
     }
 
     async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
-        self.inner.renew_work_item_lock(token, extend_for).await
+        operation("renew_work_item_lock", token::instance(token))
+            .run(self.inner.renew_work_item_lock(token, extend_for))
+            .await
     }
 
     async fn abandon_work_item(
@@ -224,7 +247,9 @@ impl Provider for PostgresProvider {
         delay: Option<Duration>,
         ignore_attempt: bool,
     ) -> Result<(), ProviderError> {
-        self.inner.abandon_work_item(token, delay, ignore_attempt).await
+        operation("abandon_work_item", token::instance(token))
+            .run(self.inner.abandon_work_item(token, delay, ignore_attempt))
+            .await
     }
 
     async fn renew_session_lock(
@@ -233,11 +258,15 @@ impl Provider for PostgresProvider {
         extend_for: Duration,
         idle_timeout: Duration,
     ) -> Result<usize, ProviderError> {
-        self.inner.renew_session_lock(owner_ids, extend_for, idle_timeout).await
+        operation("renew_session_lock", None)
+            .run(self.inner.renew_session_lock(owner_ids, extend_for, idle_timeout))
+            .await
     }
 
     async fn cleanup_orphaned_sessions(&self, _idle_timeout: Duration) -> Result<usize, ProviderError> {
-        self.inner.cleanup_orphaned_sessions().await
+        operation("cleanup_orphaned_sessions", None)
+            .run(self.inner.cleanup_orphaned_sessions())
+            .await
     }
 
     async fn get_custom_status(
@@ -245,19 +274,27 @@ impl Provider for PostgresProvider {
         instance: &str,
         last_seen_version: u64,
     ) -> Result<Option<(Option<String>, u64)>, ProviderError> {
-        self.inner.get_custom_status(instance, last_seen_version).await
+        operation("get_custom_status", Some(instance))
+            .run(self.inner.get_custom_status(instance, last_seen_version))
+            .await
     }
 
     async fn get_kv_value(&self, instance: &str, key: &str) -> Result<Option<String>, ProviderError> {
-        self.inner.get_kv_value(instance, key).await
+        operation("get_kv_value", Some(instance))
+            .run(self.inner.get_kv_value(instance, key))
+            .await
     }
 
     async fn get_kv_all_values(&self, instance: &str) -> Result<HashMap<String, String>, ProviderError> {
-        self.inner.get_kv_all_values(instance).await
+        operation("get_kv_all_values", Some(instance))
+            .run(self.inner.get_kv_all_values(instance))
+            .await
     }
 
     async fn get_instance_stats(&self, instance: &str) -> Result<Option<SystemStats>, ProviderError> {
-        self.inner.get_instance_stats(instance).await
+        operation("get_instance_stats", Some(instance))
+            .run(self.inner.get_instance_stats(instance))
+            .await
     }
 
     fn as_management_capability(&self) -> Option<&dyn ProviderAdmin> {

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use duroxide::providers::ProviderError;
-
 use crate::encode;
+use crate::error::Failure;
 use crate::inner::Inner;
 
 impl Inner {
@@ -13,7 +12,7 @@ impl Inner {
         owner_ids: &[&str],
         extend_for: Duration,
         idle_timeout: Duration,
-    ) -> Result<usize, ProviderError> {
+    ) -> Result<usize, Failure> {
         const OPERATION: &str = "renew_session_lock";
         if owner_ids.is_empty() {
             return Ok(0);
@@ -35,13 +34,13 @@ impl Inner {
     }
 
     /// A session is an orphan when its lock has expired and nothing waits for it; that it was idle is implied.
-    pub(crate) async fn cleanup_orphaned_sessions(&self) -> Result<usize, ProviderError> {
+    pub(crate) async fn cleanup_orphaned_sessions(&self) -> Result<usize, Failure> {
         const OPERATION: &str = "cleanup_orphaned_sessions";
         let row = self.one_row(OPERATION, &[]).await?;
         self.count(OPERATION, &row)
     }
 
-    fn count(&self, operation: &str, row: &tokio_postgres::Row) -> Result<usize, ProviderError> {
+    fn count(&self, operation: &str, row: &tokio_postgres::Row) -> Result<usize, Failure> {
         let count: i64 = row.try_get(0).map_err(|error| self.decoding(operation, error))?;
         Ok(encode::from_id(count) as usize)
     }

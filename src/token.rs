@@ -65,6 +65,15 @@ impl ActivityToken {
     }
 }
 
+/// The instance that a token of either kind is about.
+pub(crate) fn instance(token: &str) -> Option<&str> {
+    match token.split_once(':')? {
+        ("turn", rest) => rest.split_once(':').map(|(_, instance_id)| instance_id),
+        ("activity", rest) => rest.splitn(5, ':').nth(4),
+        _ => None,
+    }
+}
+
 /// PostgreSQL has no NUL in text, so a token with one is none of ours.
 fn without_nul(text: &str) -> Option<String> {
     (!text.contains('\0')).then(|| text.to_string())
@@ -81,6 +90,7 @@ mod tests {
                 lease: Uuid::new_v4(),
                 instance_id: instance_id.into(),
             };
+            assert_eq!(instance(&turn.to_string()), Some(instance_id));
             assert_eq!(TurnToken::parse(&turn.to_string()), Some(turn));
             let activity = ActivityToken {
                 lease: Uuid::new_v4(),
@@ -89,6 +99,7 @@ mod tests {
                 id: 7,
                 instance_id: instance_id.into(),
             };
+            assert_eq!(instance(&activity.to_string()), Some(instance_id));
             assert_eq!(ActivityToken::parse(&activity.to_string()), Some(activity));
         }
     }

@@ -64,7 +64,8 @@ impl Inner {
                 Ok(item) => Some(item),
                 Err(error) => {
                     // Delivering the rest would consume this one unread: the turn must not run.
-                    history_error.get_or_insert_with(|| format!("a message cannot be read: {error}"));
+                    history_error
+                        .get_or_insert_with(|| format!("a message cannot be read: {}", encode::unreadable(&error)));
                     None
                 }
             })
@@ -84,13 +85,13 @@ impl Inner {
                 match self.whole_history(&instance_id, None, tail, true).await {
                     Ok(history) => history,
                     // Trouble that passes is not the instance's fault.
-                    Err(error) if error.is_retryable() => {
+                    Err(failure) if failure.error.is_retryable() => {
                         return Ok(Fetched::Unavailable {
                             token: token.to_string(),
                         });
                     }
-                    Err(error) => {
-                        history_error = Some(error.message);
+                    Err(failure) => {
+                        history_error = Some(failure.error.message);
                         Vec::new()
                     }
                 }

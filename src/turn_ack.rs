@@ -1,6 +1,6 @@
 //! The end of a turn, as `ack_orchestration_item` takes it.
 
-use duroxide::providers::{ExecutionMetadata, ProviderError, ScheduledActivityIdentifier, WorkItem};
+use duroxide::providers::{ExecutionMetadata, ScheduledActivityIdentifier, WorkItem};
 use duroxide::{Event, EventKind};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::batch;
 use crate::encode;
-use crate::error::CallError;
+use crate::error::{CallError, Failure};
 use crate::history::Events;
 use crate::kv::KvChanges;
 use crate::token::TurnToken;
@@ -86,7 +86,7 @@ impl TurnAck {
         orchestrator_items: &[WorkItem],
         metadata: &ExecutionMetadata,
         cancelled_activities: &[ScheduledActivityIdentifier],
-    ) -> Result<Self, ProviderError> {
+    ) -> Result<Self, Failure> {
         let mut activities = Activities::default();
         for item in worker_items {
             activities.push(operation, item)?;

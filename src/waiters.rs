@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use duroxide::providers::ProviderError;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
+use tracing::Span;
 
+use crate::error::Failure;
 use crate::granted::Granted;
 
 /// The most items one look asks for.
@@ -23,10 +24,12 @@ pub(crate) struct Group<T> {
     /// Looks on the wire, and when the last of them was sent.
     pub(crate) looks: usize,
     sent_at: Instant,
-    /// Whether something happened since the last look was sent.
-    pub(crate) woken: bool,
+    /// What happened, if anything, since the last look was sent.
+    pub(crate) woken: Option<Reason>,
     /// Nothing is to be found before, unless something happens.
     pub(crate) quiet_until: Instant,
+    /// Why something may be found then.
+    pub(crate) quiet_reason: Reason,
     /// Tells those who sleep when that has moved closer.
     pub(crate) sooner: Arc<Notify>,
     pub(crate) next_id: u64,
@@ -39,8 +42,52 @@ struct Behind {
     call: u64,
 }
 
+/// Why those who wait look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// A fetch arrived.
+    Asked,
+    /// This process put something into the queue, or gave something back.
+    Enqueued,
+    /// This process is about to: the look goes out right behind the call that does.
+    Behind,
+    /// Another process said so.
+    Notified,
+    /// It is the time the database gave: of a timer, a delayed message or the end of a lease.
+    Due,
+    /// Nothing was heard for a while.
+    Fallback,
+    /// The look before brought something: there may be more.
+    More,
+    /// The look before failed.
+    Failed,
+    /// Notifications may have been missed, or are no longer to be had.
+    Listener,
+    /// The provider was closed.
+    Closed,
+}
+
+impl Reason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Asked => "asked",
+            Self::Enqueued => "enqueued",
+            Self::Behind => "behind",
+            Self::Notified => "notified",
+            Self::Due => "due",
+            Self::Fallback => "fallback",
+            Self::More => "more",
+            Self::Failed => "failed",
+            Self::Listener => "listener",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 pub(crate) struct Waiter<T> {
     pub(crate) id: u64,
+    /// Of the fetch.
+    pub(crate) span: Span,
     /// Does not wait for work: one look decides.
     pub(crate) impatient: bool,
     /// The look on the wire that is for it, if any.
@@ -52,7 +99,7 @@ pub(crate) enum Answer<T> {
     Granted(Granted<T>),
     Nothing,
     AskAnew,
-    Failed(ProviderError),
+    Failed(Failure),
 }
 
 impl<T> Group<T> {
@@ -61,8 +108,9 @@ impl<T> Group<T> {
             waiters: VecDeque::new(),
             looks: 0,
             sent_at: now,
-            woken: false,
+            woken: None,
             quiet_until: now,
+            quiet_reason: Reason::Asked,
             sooner: Arc::default(),
             next_id: 0,
             behind: None,
@@ -82,28 +130,37 @@ impl<T> Group<T> {
         let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
         if !may_look
             || news.peek().is_none()
-            || !(self.woken || self.quiet_until <= now || news.any(|waiter| waiter.impatient))
+            || !(self.woken.is_some() || self.quiet_until <= now || news.any(|waiter| waiter.impatient))
         {
             return None;
         }
+        let quiet = if self.quiet_until <= now {
+            self.quiet_reason
+        } else {
+            Reason::Asked
+        };
         self.looks += 1;
         self.sent_at = now;
-        self.woken = false;
         self.next_id += 1;
-        let mut wanted = 0;
+        let mut sent = Sent {
+            id: self.next_id,
+            wanted: 0,
+            reason: self.woken.take().unwrap_or(quiet),
+            callers: Vec::new(),
+        };
         for waiter in self
             .waiters
             .iter_mut()
             .filter(|waiter| waiter.look.is_none())
             .take(MAX_ITEMS)
         {
-            waiter.look = Some(self.next_id);
-            wanted += 1;
+            waiter.look = Some(sent.id);
+            sent.wanted += 1;
+            if !waiter.span.is_none() {
+                sent.callers.push(waiter.span.clone());
+            }
         }
-        Some(Sent {
-            id: self.next_id,
-            wanted,
-        })
+        Some(sent)
     }
 
     /// If those who wait have no look on the wire, counts one as sent, behind `call`.
@@ -111,7 +168,7 @@ impl<T> Group<T> {
         if self.looks > 0 {
             return None;
         }
-        let was_woken = std::mem::replace(&mut self.woken, true);
+        let was_woken = self.woken.replace(Reason::Behind);
         let sent = self.due_look(now);
         match &sent {
             Some(sent) => self.behind = Some(Behind { look: sent.id, call }),
@@ -165,9 +222,11 @@ impl<T> Group<T> {
     }
 }
 
-/// Which look it is, and for how many.
-#[derive(Clone, Copy)]
+/// Which look it is, for how many, and why.
 pub(crate) struct Sent {
     pub(crate) id: u64,
     pub(crate) wanted: usize,
+    pub(crate) reason: Reason,
+    /// The spans of those it is for.
+    pub(crate) callers: Vec<Span>,
 }

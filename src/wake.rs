@@ -18,6 +18,8 @@ use crate::call::jittered;
 use crate::connect::Connector;
 use crate::inner::Inner;
 use crate::schema_name::quote_identifier;
+use crate::telemetry::metrics;
+use crate::waiters::Reason;
 
 /// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY. Short after
 /// other processes were heard of, then longer and longer.
@@ -38,6 +40,13 @@ pub(crate) enum Queue {
 }
 
 impl Queue {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Orchestrator => "orchestrator",
+            Self::Worker => "worker",
+        }
+    }
+
     fn bit(self) -> u8 {
         match self {
             Self::Orchestrator => 1,
@@ -70,11 +79,11 @@ impl Shared {
         self.heard_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wake(&self, bits: u8) {
+    fn wake(&self, bits: u8, reason: Reason) {
         if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
             for queue in [Queue::Orchestrator, Queue::Worker] {
                 if bits & queue.bit() != 0 {
-                    inner.woken(queue, None);
+                    inner.woken(queue, reason, None);
                 }
             }
         }
@@ -154,9 +163,10 @@ async fn run(shared: Arc<Shared>, channel: String, connector: Arc<Connector>) {
                 "cannot LISTEN for wake-ups; polling instead"
             ),
         }
-        shared.listening.store(false, Ordering::Release);
+        let listened = shared.listening.swap(false, Ordering::AcqRel);
+        metrics::listener(if listened { "lost" } else { "failed" });
         // Whoever sleeps at the pace of a listener must know that there is none.
-        shared.wake(u8::MAX);
+        shared.wake(u8::MAX, Reason::Listener);
         tokio::time::sleep(jittered(backoff)).await;
         backoff = (backoff * 2).min(MAX_RECONNECT);
     }
@@ -181,8 +191,9 @@ async fn listen(
     let own_process: i32 = client.query_one("select pg_backend_pid()", &[]).await?.try_get(0)?;
     *backoff = FIRST_RECONNECT;
     shared.listening.store(true, Ordering::Release);
+    metrics::listener("connected");
     // What was sent while nobody listened is lost: everybody looks once.
-    shared.wake(u8::MAX);
+    shared.wake(u8::MAX, Reason::Listener);
 
     let mut next_send = Instant::now();
     loop {
@@ -192,7 +203,7 @@ async fn listen(
                 Some(notification) if notification.process_id() == own_process => {}
                 Some(notification) => {
                     *shared.heard() = Some(Instant::now());
-                    shared.wake(notification.payload().parse().unwrap_or(u8::MAX));
+                    shared.wake(notification.payload().parse().unwrap_or(u8::MAX), Reason::Notified);
                 }
                 None => return Ok(()),
             },

@@ -1,8 +1,9 @@
 //! Work items as rows: where they go, and what SQL must know about them beside their text.
 
-use duroxide::providers::{ProviderError, WorkItem};
+use duroxide::providers::WorkItem;
 
 use crate::encode;
+use crate::error::Failure;
 
 /// Kinds of orchestrator messages; see `orchestrator_queue.kind`.
 const STARTS: i8 = b's' as i8;
@@ -19,9 +20,9 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    pub(crate) fn push(&mut self, operation: &str, item: &WorkItem) -> Result<(), ProviderError> {
+    pub(crate) fn push(&mut self, operation: &str, item: &WorkItem) -> Result<(), Failure> {
         let instance_id = target(item).ok_or_else(|| {
-            ProviderError::permanent(operation, "activities go to the worker queue, not to an orchestration")
+            Failure::permanent(operation, "activities go to the worker queue, not to an orchestration")
         })?;
         self.instance_ids
             .push(encode::key(operation, "instance id", instance_id)?.to_string());
@@ -36,6 +37,14 @@ impl Messages {
         });
         self.items.push(json(operation, serde_json::to_string(item))?);
         Ok(())
+    }
+}
+
+/// The instance that an item is about.
+pub(crate) fn instance(item: &WorkItem) -> Option<&str> {
+    match item {
+        WorkItem::ActivityExecute { instance, .. } => Some(instance),
+        _ => target(item),
     }
 }
 
@@ -69,7 +78,7 @@ pub(crate) struct Activities {
 }
 
 impl Activities {
-    pub(crate) fn push(&mut self, operation: &str, item: &WorkItem) -> Result<(), ProviderError> {
+    pub(crate) fn push(&mut self, operation: &str, item: &WorkItem) -> Result<(), Failure> {
         let WorkItem::ActivityExecute {
             instance,
             execution_id,
@@ -79,7 +88,7 @@ impl Activities {
             ..
         } = item
         else {
-            return Err(ProviderError::permanent(
+            return Err(Failure::permanent(
                 operation,
                 "only activities (ActivityExecute) go to the worker queue",
             ));
@@ -98,13 +107,13 @@ impl Activities {
 }
 
 /// The completion of an activity: the instance it goes to, and its text.
-pub(crate) fn completion(operation: &str, item: &WorkItem) -> Result<(String, String), ProviderError> {
+pub(crate) fn completion(operation: &str, item: &WorkItem) -> Result<(String, String), Failure> {
     match item {
         WorkItem::ActivityCompleted { instance, .. } | WorkItem::ActivityFailed { instance, .. } => Ok((
             encode::key(operation, "instance id", instance)?.to_string(),
             json(operation, serde_json::to_string(item))?,
         )),
-        _ => Err(ProviderError::permanent(
+        _ => Err(Failure::permanent(
             operation,
             "an activity completes with ActivityCompleted or ActivityFailed",
         )),
@@ -112,6 +121,6 @@ pub(crate) fn completion(operation: &str, item: &WorkItem) -> Result<(String, St
 }
 
 /// A serialization that went well. JSON escapes NUL, so the text can be stored as it is.
-pub(crate) fn json(operation: &str, text: serde_json::Result<String>) -> Result<String, ProviderError> {
-    text.map_err(|error| ProviderError::permanent(operation, format!("cannot be written as JSON: {error}")))
+pub(crate) fn json(operation: &str, text: serde_json::Result<String>) -> Result<String, Failure> {
+    text.map_err(|error| Failure::permanent(operation, format!("cannot be written as JSON: {error}")))
 }

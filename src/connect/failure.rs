@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
+use deadpool_postgres::{PoolError, TimeoutType};
+
 use crate::error::describe;
 
 /// No server could be connected to. Says why, for each.
@@ -32,7 +34,17 @@ pub(crate) enum NoConnection {
     /// There was none before the caller had to give up.
     TimedOut(Duration),
     /// The application's own pool has none.
-    Pool(deadpool_postgres::PoolError),
+    Pool(PoolError),
+}
+
+impl NoConnection {
+    /// Whether others had all connections, as far as is known.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(
+            self,
+            Self::Busy { .. } | Self::Pool(PoolError::Timeout(TimeoutType::Wait))
+        )
+    }
 }
 
 impl fmt::Display for NoConnection {

@@ -25,6 +25,7 @@ use tracing::{debug, warn};
 
 use crate::call::jittered;
 use crate::error::{Error, ErrorKind, describe};
+use crate::telemetry::metrics;
 use dial::{BuiltIn, DialError, Link};
 pub(crate) use dial::{Dial, WithConnector};
 pub(crate) use failure::{ConnectError, NoConnection};
@@ -111,6 +112,7 @@ impl Connector {
             }
         };
         self.trouble.note(result.is_ok());
+        metrics::connection(result.is_ok());
         result
     }
 

@@ -70,7 +70,7 @@ impl Counter {
 }
 
 /// The methods of both traits, as the framework's source lists them.
-fn trait_methods() -> Vec<String> {
+pub fn trait_methods() -> Vec<String> {
     let source = crate::support::source_of("duroxide").join("src/providers/mod.rs");
     let text = std::fs::read_to_string(source).expect("source");
     let traits = text.split("pub trait Provider").skip(1);
