@@ -31,6 +31,8 @@ mod provider;
 mod schema_name;
 mod sessions;
 mod signatures;
+#[cfg(feature = "test-support")]
+pub mod test_support;
 mod token;
 mod turn;
 mod turn_ack;

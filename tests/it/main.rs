@@ -24,6 +24,7 @@ mod random_mix;
 mod round_trips;
 mod secure;
 mod support;
+mod test_support;
 mod tls;
 mod validations;
 mod versions;
