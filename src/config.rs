@@ -76,7 +76,7 @@ enum Source {
 
 impl Builder {
     /// Connections without a provider.
-    #[cfg(feature = "cli")]
+    #[cfg(any(feature = "cli", feature = "test-support"))]
     pub(crate) fn open_pool(self) -> Result<Pool, Error> {
         self.open().map(|(pool, _)| pool)
     }

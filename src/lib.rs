@@ -39,6 +39,8 @@ mod schema_name;
 mod sessions;
 mod signatures;
 mod telemetry;
+#[cfg(feature = "test-support")]
+pub mod test_support;
 mod token;
 mod turn;
 mod turn_ack;

@@ -25,6 +25,7 @@ mod round_trips;
 mod secure;
 mod support;
 mod telemetry;
+mod test_support;
 mod tls;
 mod validations;
 mod versions;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
+use duroxide_postgres::test_support::TestDatabase;
 use duroxide_postgres::{Builder, PostgresProvider};
 use serde_json::Value;
 use tokio_postgres::{Client, Config, NoTls};
@@ -108,6 +109,7 @@ pub async fn create_extension(client: &Client, name: &str) {
 pub struct TestSchema {
     pub name: String,
     pub url: String,
+    database: TestDatabase,
 }
 
 impl TestSchema {
@@ -117,19 +119,21 @@ impl TestSchema {
 
     /// On another server than that of `DATABASE_URL`.
     pub fn on(url: String) -> Self {
+        let database = TestDatabase::on(&url);
         Self {
-            name: format!("test_{}", uuid::Uuid::new_v4().simple()),
+            name: database.schema().to_string(),
             url,
+            database,
         }
     }
 
     pub fn builder(&self) -> Builder {
-        PostgresProvider::builder(&self.url).schema(&self.name).pool_size(8)
+        self.database.builder()
     }
 
     /// A provider on this schema, deployed.
     pub async fn provider(&self) -> Arc<PostgresProvider> {
-        Arc::new(self.builder().connect().await.expect("provider"))
+        self.database.provider().await.expect("provider")
     }
 
     /// A role that may use the schema and execute its functions, and nothing else. Has the schema's name.
@@ -161,28 +165,5 @@ impl TestSchema {
             .await
             .expect("search_path");
         client
-    }
-}
-
-impl Drop for TestSchema {
-    fn drop(&mut self) {
-        let (name, url) = (self.name.clone(), self.url.clone());
-        // A thread of its own: the test's runtime may be shutting down, and a panic may be under way.
-        let dropped = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async {
-                let client = connect(&url).await;
-                client
-                    .batch_execute(&format!(
-                        "set lock_timeout = '5s'; set client_min_messages = warning; \
-                         drop schema if exists {name} cascade; drop role if exists {name}"
-                    ))
-                    .await
-            })?;
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
-        });
-        if let Ok(Err(error)) = dropped.join() {
-            eprintln!("schema {} was left behind: {error}", self.name);
-        }
     }
 }
