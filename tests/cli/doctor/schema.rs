@@ -84,10 +84,10 @@ const DAMAGE: &[(&str, &str, &str, &str)] = &[
         "alter table \"duroxide\".history alter column event_data set not null;",
     ),
     (
-        "alter table executions alter output type varchar(100)",
+        "alter table worker_queue alter work_item type varchar(100)",
         "schema",
-        "changed: column executions.output is \"character varying(100)\", and should be \"text\"",
-        "alter table \"duroxide\".executions alter column output type text using output::text;",
+        "changed: column worker_queue.work_item is \"character varying(100) not null\", and should be \"text not null\"",
+        "alter table \"duroxide\".worker_queue alter column work_item type text using work_item::text;",
     ),
     (
         "alter table deployment drop constraint deployment_only_row_check",

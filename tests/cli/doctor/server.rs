@@ -225,10 +225,7 @@ async fn a_clock_that_differs_is_found() {
         return;
     };
     let patient = Patient::new().await;
-    for (offset, says) in [
-        ("-1h", "the server's clock is 1 h 00 m ahead of"),
-        ("+30s", "the server's clock is 3"),
-    ] {
+    for (offset, side) in [("-90m", "ahead of"), ("+90m", "behind")] {
         let environment = [
             ("LD_PRELOAD", library.as_str()),
             ("FAKETIME", offset),
@@ -239,7 +236,11 @@ async fn a_clock_that_differs_is_found() {
             &Fault {
                 severity: "warning",
                 check: "clock",
-                says: &[says, "this machine's: timers fire that much off"],
+                says: &[
+                    "the server's clock is 1 h ",
+                    side,
+                    "this machine's: timers fire that much off",
+                ],
                 fix: "chronyc makestep",
             },
         );
