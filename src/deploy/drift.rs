@@ -5,6 +5,10 @@ use std::fmt;
 
 /// Objects that are missing, extra or changed, by kind and name.
 #[derive(Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command says how to put it right")
+)]
 pub(crate) struct Drift {
     pub(crate) missing: Vec<String>,
     pub(crate) extra: Vec<String>,
@@ -17,6 +21,10 @@ pub(crate) struct Drift {
 
 /// An object that is not as it should be.
 #[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command says how to put it right")
+)]
 pub(crate) struct Change {
     pub(crate) name: String,
     /// As a line of the description; empty for the body of a view.

@@ -40,6 +40,7 @@ async fn assert_same(one: &Database, other: &Database) {
 async fn the_script_ends_where_the_deployer_ends() {
     let (by_script, by_deployer) = (Database::create().await, Database::create().await);
     let script = run(&["schema", "sql"]).ok().out;
+    assert_eq!(run(&["schema", "sql", "--json"]).ok().json()["sql"], script);
     let Some(applied) = psql(&by_script.url, &script) else {
         return;
     };
