@@ -74,7 +74,17 @@ async fn drift(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         let severity = if is_extra { Severity::Warning } else { Severity::Error };
         Finding::new(severity, if is_index { "indexes" } else { "schema" }, message, command)
     });
-    Ok(findings.collect())
+    let mut findings: Vec<Finding> = findings.collect();
+    drop(client);
+    let sql = "select quote_ident(current_user) as role, quote_ident(current_database()) as database \
+                where not has_database_privilege(current_database(), 'temporary')";
+    for row in &connection.query(sql, &[]).await? {
+        let (role, database): (String, String) = (column(row, "role")?, column(row, "database")?);
+        let message = format!("role {role} may create no temporary views: what the views say was not compared");
+        let fix = format!("grant temporary on database {database} to {role};");
+        findings.push(Finding::new(Severity::Note, "schema", message, fix));
+    }
+    Ok(findings)
 }
 
 async fn privileges(connection: &Connection) -> Result<Vec<Finding>, Failure> {

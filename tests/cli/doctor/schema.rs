@@ -214,63 +214,6 @@ async fn what_is_not_ours_is_found_and_can_be_moved_away() {
 }
 
 #[tokio::test]
-async fn privileges_that_are_missing_or_too_many_are_found() {
-    let patient = Patient::new().await;
-    let role = &patient.database.name;
-    patient.execute(&format!("create role {role}")).await;
-    run_on(patient.url(), &["grant", role]).ok();
-    patient.silent(&[]);
-    let grant = format!("duroxide-postgres --schema duroxide grant {role}");
-    for (plant, severity, says, fix) in [
-        (
-            format!("revoke execute on function ack_orchestration_item from {role}"),
-            "error",
-            format!("role {role:?} lacks EXECUTE on ack_orchestration_item"),
-            grant.clone(),
-        ),
-        (
-            format!("revoke usage on schema duroxide from {role}"),
-            "error",
-            format!("role {role:?} lacks USAGE on the schema"),
-            grant,
-        ),
-        (
-            format!("grant insert on instances to {role}"),
-            "warning",
-            format!("role {role:?} has INSERT on table instances"),
-            format!("revoke INSERT on duroxide.instances from {role};"),
-        ),
-        (
-            "grant select on history to public".to_string(),
-            "warning",
-            "PUBLIC has SELECT on table history".to_string(),
-            "revoke SELECT on duroxide.history from public;".to_string(),
-        ),
-    ] {
-        patient.execute(&plant).await;
-        patient.finds(
-            &[],
-            &Fault {
-                severity,
-                check: "privileges",
-                says: &[&says],
-                fix: &fix,
-            },
-        );
-        patient.cure(&fix).await;
-        patient.silent(&[]);
-    }
-    // PUBLIC's are put right by a deployment too.
-    patient.execute("grant select on queue_health to public").await;
-    run_on(patient.url(), &["schema", "apply"]).ok();
-    patient.silent(&[]);
-    patient
-        .execute(&format!("drop owned by {role}; drop role {role}"))
-        .await;
-    patient.done().await;
-}
-
-#[tokio::test]
 async fn other_releases_are_found() {
     let patient = Patient::new().await;
     patient
