@@ -90,8 +90,23 @@ pub(super) enum Command {
 
     /// Looks for trouble: server, settings, clock, pooler, privileges, indexes, vacuum, connections, schema.
     ///
-    /// Each finding comes with the command that fixes it. Exits with 1 if there are errors.
-    Doctor,
+    /// Each finding comes with the command that fixes it. Exits with 1 if there are errors. Finds nothing on a healthy server.
+    Doctor(Doctor),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Doctor {
+    /// From when on a transaction that stays open is trouble: 500ms, 30s, 5m.
+    #[arg(long, default_value = "5m", value_parser = duration, value_name = "TIME")]
+    pub(super) old_transaction: i64,
+
+    /// How many processes are to run at once, web servers that start orchestrations included.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000), value_name = "N")]
+    pub(super) nodes: u32,
+
+    /// How many connections each of them takes, beside the one that listens: its pool_size.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100_000), value_name = "N")]
+    pub(super) pool_size: u32,
 }
 
 #[derive(Debug, Subcommand)]

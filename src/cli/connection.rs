@@ -1,7 +1,9 @@
 //! The server and the schema a command is about.
 
+use bytes::BytesMut;
 use deadpool_postgres::ClientWrapper;
-use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{GenericClient, Row};
 
 use super::arguments::Arguments;
 use super::output::Failure;
@@ -34,7 +36,7 @@ impl Connection {
         }
         let pool = PostgresProvider::builder(url).pool_size(POOL_SIZE).open_pool()?;
         Ok(Self {
-            caller: Caller::new(pool.clone(), false, &schema.quoted()),
+            caller: Caller::new(pool.clone(), true, &schema.quoted()),
             pool,
             schema,
         })
@@ -85,7 +87,7 @@ impl Connection {
     /// A statement of our own, about the catalogs or the views.
     pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
         let client = self.client().await?;
-        client.query(sql, parameters).await.map_err(|error| {
+        query_unnamed(&**client, sql, parameters).await.map_err(|error| {
             if error.code().is_some_and(|code| code.code() == "42501") {
                 Failure::new(format!(
                     "{}. Use a role that may, or ask the owner for: duroxide-postgres grant --for dashboard ROLE",
@@ -122,6 +124,36 @@ impl Connection {
     }
 }
 
+/// A statement without a name: those of a session are not for a pooler, and nothing here is run twice.
+pub(super) async fn query_unnamed(
+    client: &impl GenericClient,
+    sql: &str,
+    parameters: Parameters<'_>,
+) -> Result<Vec<Row>, tokio_postgres::Error> {
+    let typed: Vec<_> = parameters
+        .iter()
+        .map(|&parameter| (parameter, type_of(parameter)))
+        .collect();
+    client.query_typed(sql, &typed).await
+}
+
+/// The type that a value is sent as. The server is not asked what it expects.
+fn type_of(value: &(dyn ToSql + Sync)) -> Type {
+    [
+        Type::TEXT,
+        Type::INT8,
+        Type::INT4,
+        Type::FLOAT8,
+        Type::BOOL,
+        Type::TEXT_ARRAY,
+        Type::INT8_ARRAY,
+        Type::TIMESTAMPTZ,
+    ]
+    .into_iter()
+    .find(|candidate| value.to_sql_checked(candidate, &mut BytesMut::new()).is_ok())
+    .unwrap_or(Type::UNKNOWN)
+}
+
 /// Reads a column, whose type the statement fixes.
 pub(super) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, Failure> {
     row.try_get(name).map_err(|error| {
@@ -130,4 +162,21 @@ pub(super) fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, na
             crate::error::describe(&error)
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_sent_as_what_they_are() {
+        assert_eq!(type_of(&"a"), Type::TEXT);
+        assert_eq!(type_of(&None::<String>), Type::TEXT);
+        assert_eq!(type_of(&1_i64), Type::INT8);
+        assert_eq!(type_of(&None::<i32>), Type::INT4);
+        assert_eq!(type_of(&1.5), Type::FLOAT8);
+        assert_eq!(type_of(&true), Type::BOOL);
+        assert_eq!(type_of(&vec!["a"]), Type::TEXT_ARRAY);
+        assert_eq!(type_of(&None::<std::time::SystemTime>), Type::TIMESTAMPTZ);
+    }
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::arguments::{Grant, Purpose};
-use super::connection::Connection;
+use super::connection::{Connection, query_unnamed};
 use super::output::{Failure, Outcome};
 use crate::deploy::{self, Grants, RoleKind};
 use crate::schema_name::SchemaName;
@@ -33,14 +33,10 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
         transaction.batch_execute(&statements.join("\n")).await?;
         // Without the right to grant, GRANT only warns.
         let schema = connection.schema.quoted();
-        let row = transaction
-            .query_one(
-                "select has_schema_privilege($1::text, $2::text::regnamespace::oid, 'usage') \
-                    and has_function_privilege($1::text, to_regproc($2 || '.get_deployment')::oid, 'execute')",
-                &[&grant.role, &schema],
-            )
-            .await?;
-        let granted: bool = row.try_get(0)?;
+        let check = "select has_schema_privilege($1::text, $2::text::regnamespace::oid, 'usage') \
+                        and has_function_privilege($1::text, to_regproc($2 || '.get_deployment')::oid, 'execute')";
+        let rows = query_unnamed(&*transaction, check, &[&grant.role, &schema]).await?;
+        let granted = rows.first().map_or(Ok(false), |row| row.try_get(0))?;
         if granted {
             transaction.commit().await?;
         }

@@ -55,7 +55,7 @@ async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
         }
         Command::Cancel { instance, reason } => act::cancel(&Connection::open(arguments)?, instance, reason).await,
         Command::Raise(raise) => act::raise(&Connection::open(arguments)?, raise).await,
-        Command::Doctor => doctor::run(&Connection::open(arguments)?).await,
+        Command::Doctor(doctor) => doctor::run(&Connection::open(arguments)?, doctor).await,
         Command::Prune(prune) => prune::run(&Connection::open(arguments)?, prune).await,
         Command::Delete { instance, force } => act::delete(&Connection::open(arguments)?, instance, *force).await,
     }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::arguments::SchemaCommand;
 use super::connection::{Connection, column};
 use super::output::{Failure, Outcome};
-use crate::deploy::{self, Deployment, RELEASE, Standing};
+use crate::deploy::{self, Applied, Deployment, RELEASE, Standing};
 use crate::schema_name::SchemaName;
 
 pub(super) fn sql(schema: &str, from: i32) -> Result<Outcome, Failure> {
@@ -37,19 +37,24 @@ async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
     let applied = deploy::apply(&mut session, &connection.schema, true).await;
     progress.finish_and_clear();
     let applied = applied?;
-    let found = connection.deployment().await?;
-    let text = if applied {
-        format!(
-            "schema {name:?}: release {RELEASE} is deployed, migration {}",
-            found.migration
-        )
-    } else {
-        format!(
-            "schema {name:?} was deployed by release {}, which is later than {RELEASE}: left alone",
-            found.release
-        )
+    let Deployment { release, migration, .. } = connection.deployment().await?;
+    let text = match applied {
+        Applied::Deployed => format!("schema {name:?}: release {RELEASE} is deployed, migration {migration}"),
+        Applied::Unchanged => {
+            format!(
+                "schema {name:?}: release {RELEASE} was deployed already, migration {migration}; nothing was changed"
+            )
+        }
+        Applied::Newer => {
+            format!("schema {name:?} was deployed by release {release}, which is later than {RELEASE}: left alone")
+        }
     };
-    let json = json!({ "schema": name, "applied": applied, "release": found.release, "migration": found.migration });
+    let json = json!({
+        "schema": name,
+        "applied": applied == Applied::Deployed,
+        "release": release,
+        "migration": migration,
+    });
     Ok(Outcome::new(text, json))
 }
 
@@ -59,9 +64,10 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
         return Err(connection.not_deployed().await?);
     };
     let standing = deploy::standing(&found, &connection.schema)?;
-    let client = connection.client().await?;
-    let drift = deploy::find_drift(&client, &connection.schema).await?;
+    let mut client = connection.client().await?;
+    let drift = deploy::find_drift(&mut client, &connection.schema).await?;
     let grants = deploy::grant_problems(&client, &connection.schema).await?;
+    let grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
     // A later release serves this one, and looks different.
     let newer = standing == Standing::Newer;
     let ok = newer || (drift.is_empty() && grants.is_empty());
@@ -73,7 +79,7 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     for (what, names) in [
         ("missing", &drift.missing),
         ("extra", &drift.extra),
-        ("changed", &drift.changed),
+        ("changed", &drift.changed_names()),
     ] {
         for name in names {
             text.push_str(&format!("  {what}: {name}\n"));
@@ -97,13 +103,14 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
         "migration": found.migration,
         "missing": drift.missing,
         "extra": drift.extra,
-        "changed": drift.changed,
+        "changed": drift.changed_names(),
         "grants": grants,
     });
     let problem = (!ok).then(|| {
         Failure::new(format!(
             "schema {name:?} is not as release {RELEASE} deploys it. \
-             Functions, views and permissions are put right by: duroxide-postgres --schema {name} schema apply"
+             Functions, views and permissions are put right by: duroxide-postgres --schema {name} schema apply. \
+             What else to do says: duroxide-postgres --schema {name} doctor"
         ))
     });
     Ok(Outcome::new(text, json).with_problem(problem))

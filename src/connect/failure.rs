@@ -20,6 +20,20 @@ impl fmt::Display for ConnectError {
 
 impl StdError for ConnectError {}
 
+/// What a server said that did not want this connection, and what to do about it.
+pub(super) fn refusal(error: &tokio_postgres::Error) -> String {
+    let advice = match error.code().map(|code| code.code()) {
+        Some("28P01") => {
+            ". The password or token is wrong, or has expired: it comes from the URL, PGPASSWORD or the password file"
+        }
+        Some("28000") => {
+            ". The server's pg_hba.conf says who may connect from where and how: another user, or sslmode=require or above"
+        }
+        _ => "",
+    };
+    describe(error) + advice
+}
+
 /// Why a call got no connection. Nothing was sent.
 #[derive(Debug)]
 pub(crate) enum NoConnection {

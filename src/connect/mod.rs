@@ -174,7 +174,7 @@ impl Connector {
                     tokio::time::sleep(jittered(PASSWORD_BACKOFF * 2_u32.pow(attempt))).await;
                 }
                 Ok(Err(DialError::Server(error))) => match tls::explain(&error, &self.settings.tls) {
-                    None => return Err(describe(&error)),
+                    None => return Err(failure::refusal(&error)),
                     Some(problem) if config.get_ssl_mode() == SslMode::Prefer && !self.settings.tls.verifies() => {
                         debug!(server = server.name(), problem, "no TLS; going on without");
                         config.ssl_mode(SslMode::Disable);

@@ -10,7 +10,7 @@ with namespace as (
       join pg_class as c on c.relnamespace = n.oid
      where c.relname not in ('schema_history', 'schema_history_pkey')
 )
-select case when c.relkind = 'v' then 'view ' else 'table ' end || c.relname || coalesce(' with ' || array_to_string(c.reloptions, ' '), '')
+select case when c.relkind = 'v' then 'view ' else 'table ' end || c.relname || coalesce(' with ' || (select string_agg(o, ' ' order by o collate "C") from unnest(c.reloptions) as o), '')
   from relation as c
  where c.relkind in ('r', 'p', 'f', 'm', 'v')
 union all

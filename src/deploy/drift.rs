@@ -5,16 +5,95 @@ use std::fmt;
 
 /// Objects that are missing, extra or changed, by kind and name.
 #[derive(Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command says how to put it right")
+)]
 pub(crate) struct Drift {
     pub(crate) missing: Vec<String>,
     pub(crate) extra: Vec<String>,
-    pub(crate) changed: Vec<String>,
+    pub(crate) changed: Vec<Change>,
+    /// Indexes that were found, and the tables they are on.
+    pub(super) index_tables: Vec<(String, String)>,
+    /// Whether nobody could tell what the views say.
+    views_unknown: bool,
+}
+
+/// An object that is not as it should be.
+#[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command says how to put it right")
+)]
+pub(crate) struct Change {
+    pub(crate) name: String,
+    /// As a line of the description; empty for the body of a view.
+    pub(crate) expected: String,
+    pub(crate) found: String,
 }
 
 impl Drift {
     pub(crate) fn is_empty(&self) -> bool {
-        *self == Self::default()
+        self.missing.is_empty() && self.extra.is_empty() && self.changed.is_empty()
     }
+
+    pub(crate) fn changed_names(&self) -> Vec<String> {
+        self.changed.iter().map(|change| change.name.clone()).collect()
+    }
+
+    /// Adds views whose body differs; none: that cannot be told.
+    pub(super) fn add_views(&mut self, views: Option<Vec<String>>) {
+        self.views_unknown = views.is_none();
+        for view in views.unwrap_or_default() {
+            let name = format!("view {view}");
+            // A view can differ in both ways.
+            if self.changed.iter().all(|change| change.name != name) {
+                self.changed.push(Change {
+                    name,
+                    expected: String::new(),
+                    found: String::new(),
+                });
+            }
+        }
+        self.changed.sort_by(|one, other| one.name.cmp(&other.name));
+    }
+
+    /// Whether functions, views or triggers are not as they should be: what a deployment puts right.
+    pub(super) fn can_be_repaired(&self) -> bool {
+        self.views_unknown
+            || self.names().any(|name| {
+                matches!(name.split_once(' '), Some(("function" | "trigger", _))) || of_view(name).is_some()
+            })
+    }
+
+    /// Whether a view has to be created, or created anew. A column that is missing in it is one reason.
+    pub(super) fn concerns_view(&self, view: &str) -> bool {
+        self.views_unknown
+            || self.names().any(|name| of_view(name) == Some(view))
+            || self.extra.iter().any(|name| of_view(name) == Some(view))
+    }
+
+    pub(super) fn concerns_triggers(&self) -> bool {
+        self.names().any(|name| name.starts_with("trigger "))
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let changed = self.changed.iter().map(|change| change.name.as_str());
+        self.missing.iter().map(String::as_str).chain(changed)
+    }
+}
+
+/// The view of ours that an object is, or belongs to.
+pub(super) fn of_view(object: &str) -> Option<&str> {
+    let (kind, name) = object.split_once(' ')?;
+    let relation = match kind {
+        "view" => name,
+        "column" | "trigger" => name.split('.').next()?,
+        _ => return None,
+    };
+    names(super::EXPECTED, "view")
+        .any(|view| view == relation)
+        .then_some(relation)
 }
 
 impl fmt::Display for Drift {
@@ -23,7 +102,7 @@ impl fmt::Display for Drift {
         for (what, names) in [
             ("missing", &self.missing),
             ("extra", &self.extra),
-            ("changed", &self.changed),
+            ("changed", &self.changed_names()),
         ] {
             if !names.is_empty() {
                 let separator = if first { "" } else { "; " };
@@ -43,7 +122,11 @@ pub(super) fn compare(expected: &str, actual: &[String]) -> Drift {
     for (name, lines) in &expected {
         match actual.get(name) {
             None => drift.missing.push(name.clone()),
-            Some(found) if found != lines => drift.changed.push(name.clone()),
+            Some(found) if found != lines => drift.changed.push(Change {
+                name: name.clone(),
+                expected: lines.iter().copied().collect::<Vec<_>>().join("\n"),
+                found: found.iter().copied().collect::<Vec<_>>().join("\n"),
+            }),
             Some(_) => {}
         }
     }
@@ -52,6 +135,14 @@ pub(super) fn compare(expected: &str, actual: &[String]) -> Drift {
         .filter(|name| !expected.contains_key(*name))
         .cloned()
         .collect();
+    for (name, lines) in actual.iter().filter(|(name, _)| name.starts_with("index ")) {
+        let tables = lines
+            .iter()
+            .filter_map(|line| line.split_once(" ON ")?.1.split(' ').next());
+        drift
+            .index_tables
+            .extend(tables.map(|table| (name.clone(), table.to_string())));
+    }
     drift
 }
 
@@ -68,6 +159,14 @@ pub(super) fn names<'a>(expected: &'a str, kind: &'a str) -> impl Iterator<Item 
     expected
         .lines()
         .filter_map(move |line| line.strip_prefix(kind)?.strip_prefix(' ')?.split([' ', '(']).next())
+}
+
+/// The columns of a relation, by name: `name type…`.
+pub(super) fn columns<'a>(expected: &'a str, relation: &str) -> Vec<&'a str> {
+    let prefix = format!("column {relation}.");
+    let mut columns: Vec<&str> = expected.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+    columns.sort_by_key(|column| column.split(' ').next());
+    columns
 }
 
 /// Overloads share a name, so a name can have several lines.

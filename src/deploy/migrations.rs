@@ -46,7 +46,7 @@ pub(super) fn record(migration: &Migration) -> String {
 pub(super) async fn apply(transaction: &Transaction<'_>) -> Result<(), Error> {
     transaction.batch_execute(&history_table()).await.map_err(database)?;
     let rows = transaction
-        .query("select version, name, checksum from schema_history", &[])
+        .query_typed("select version, name, checksum from schema_history", &[])
         .await
         .map_err(database)?;
     let mut applied = BTreeMap::new();

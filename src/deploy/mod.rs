@@ -4,6 +4,7 @@
 //! advisory lock, so that any number of processes can start at once and an interrupted one leaves nothing behind. A
 //! start that finds everything in place reads one row.
 
+mod apply;
 mod drift;
 mod functions;
 mod migrations;
@@ -11,16 +12,19 @@ mod place;
 #[cfg(feature = "cli")]
 mod removal;
 #[cfg(feature = "cli")]
+mod repairs;
+#[cfg(feature = "cli")]
 mod roles;
 #[cfg(feature = "cli")]
 mod script;
-#[cfg(feature = "cli")]
 mod views;
 
 use semver::Version;
+#[cfg(feature = "cli")]
+use tokio_postgres::Client;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, GenericClient, IsolationLevel, Row, Transaction};
-use tracing::{info, warn};
+use tokio_postgres::{GenericClient, Row, Transaction};
+use tracing::warn;
 
 use crate::call::Caller;
 use crate::config::DeployPolicy;
@@ -29,10 +33,14 @@ use crate::error::{CallError, Error, ErrorKind, describe, describe_call};
 use crate::schema_name::SchemaName;
 
 #[cfg(feature = "cli")]
-pub(crate) use drift::Drift;
+pub(crate) use apply::Applied;
+pub(crate) use apply::apply;
+use drift::Drift;
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use removal::remove;
+#[cfg(feature = "cli")]
+pub(crate) use repairs::{Repair, repairs};
 #[cfg(feature = "cli")]
 pub(crate) use roles::{Grants, RoleKind, grant_problems};
 #[cfg(feature = "cli")]
@@ -176,7 +184,7 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
     }
     let (client, _) = place.connection().await?;
     check_server(&**client).await?;
-    let actual = describe_schema(&client, schema).await?;
+    let actual = describe_schema(&**client, schema).await?;
     let drift = drift::compare(EXPECTED, &actual);
     let problem = match found {
         _ if actual.is_empty() => "is not deployed".to_string(),
@@ -196,32 +204,18 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
 
 /// How the schema differs from what this release deploys, the bodies of its views included.
 #[cfg(feature = "cli")]
-pub(crate) async fn find_drift(client: &Client, schema: &SchemaName) -> Result<Drift, Error> {
-    let mut drift = drift::compare(EXPECTED, &describe_schema(client, schema).await?);
-    if let Some(views) = views::changed_views(client, schema).await? {
-        drift.changed.extend(views.iter().map(|view| format!("view {view}")));
-        // A view can differ in both ways.
-        drift.changed.sort();
-        drift.changed.dedup();
-    }
+pub(crate) async fn find_drift(client: &mut Client, schema: &SchemaName) -> Result<Drift, Error> {
+    let transaction = client.transaction().await.map_err(no_transaction)?;
+    find_drift_within(&transaction, schema).await
+}
+
+async fn find_drift_within(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<Drift, Error> {
+    let mut drift = drift::compare(EXPECTED, &describe_schema(transaction, schema).await?);
+    drift.add_views(views::changed_views(transaction, schema).await?);
     Ok(drift)
 }
 
-/// Creates an index of ours, beside running work.
-#[cfg(feature = "cli")]
-pub(crate) fn index_statement(schema: &SchemaName, index: &str) -> String {
-    let definition = EXPECTED
-        .lines()
-        .find_map(|line| line.strip_prefix("index ")?.strip_prefix(index)?.strip_prefix(' '))
-        .unwrap_or_default();
-    let concurrently = definition.replacen(" INDEX ", " INDEX CONCURRENTLY ", 1);
-    format!(
-        "{};",
-        concurrently.replacen(" ON ", &format!(" ON {}.", schema.quoted()), 1)
-    )
-}
-
-async fn describe_schema(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
+async fn describe_schema(client: &impl GenericClient, schema: &SchemaName) -> Result<Vec<String>, Error> {
     let rows = client
         .query_typed(DESCRIBE_SCHEMA, &[(&schema.as_str(), Type::TEXT)])
         .await
@@ -250,128 +244,17 @@ async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
     Ok(())
 }
 
-/// Deploys, in one transaction. Leaves alone what is current already, unless it is to be repaired, and what is newer.
-/// Returns whether it deployed.
-pub(crate) async fn apply(client: &mut Client, schema: &SchemaName, repair: bool) -> Result<bool, Error> {
-    let transaction = begin(client, schema).await?;
-    check_server(&transaction).await?;
-
-    // Somebody else may have been faster.
-    if let Some(found) = read_locked(&transaction, schema).await? {
-        match standing(&found, schema)? {
-            Standing::Newer => return Ok(false),
-            Standing::Current if !repair => return Ok(false),
-            Standing::Current | Standing::Outdated => {}
-        }
+/// A pooler that hands out its connections by the statement refuses to begin.
+fn no_transaction(error: tokio_postgres::Error) -> Error {
+    if error.code().is_some_and(|code| code.code() == "08P01") {
+        let text = format!(
+            "{}. It seems that a pooler in statement mode is in between, which knows no transactions: name the server \
+             itself, or a pooler in transaction or session mode",
+            describe(&error)
+        );
+        return Error::new(ErrorKind::Config, text).caused_by(error);
     }
-    create_schema(&transaction, schema).await?;
-    refuse_foreign_objects(&transaction, schema).await?;
-    migrations::apply(&transaction).await?;
-    functions::deploy(&transaction).await?;
-    transaction.commit().await.map_err(database)?;
-    info!(schema = schema.as_str(), release = RELEASE, "schema deployed");
-    Ok(true)
-}
-
-/// A transaction that nobody else deploys, or removes, this schema beside.
-async fn begin<'a>(client: &'a mut Client, schema: &SchemaName) -> Result<Transaction<'a>, Error> {
-    let transaction = client
-        .build_transaction()
-        // What the previous holder of the lock did must be seen, whatever the server's default is.
-        .isolation_level(IsolationLevel::ReadCommitted)
-        .read_only(false)
-        .start()
-        .await
-        .map_err(database)?;
-    transaction
-        .execute(
-            "select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext($1))",
-            &[&schema.as_str()],
-        )
-        .await
-        .map_err(database)?;
-    Ok(transaction)
-}
-
-async fn read_locked(client: &Transaction<'_>, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
-    let exists = client
-        .query_one(
-            "select to_regproc($1) is not null",
-            &[&format!("{}.get_deployment", schema.quoted())],
-        )
-        .await
-        .map_err(database)?;
-    if !exists.try_get::<_, bool>(0).map_err(database)? {
-        return Ok(None);
-    }
-    let row = client
-        .query_opt(&format!("select * from {}.get_deployment()", schema.quoted()), &[])
-        .await
-        .map_err(database)?;
-    row.as_ref().map(decode).transpose().map_err(database)
-}
-
-async fn create_schema(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<(), Error> {
-    let row = transaction
-        .query_one(
-            "select exists (select from pg_namespace where nspname = $1)",
-            &[&schema.as_str()],
-        )
-        .await
-        .map_err(database)?;
-    if !row.try_get::<_, bool>(0).map_err(database)? {
-        transaction
-            .batch_execute(&format!("create schema {}", schema.quoted()))
-            .await
-            .map_err(database)?;
-    }
-    // pg_temp last: otherwise temporary tables would be found first.
-    transaction
-        .batch_execute(&format!("set local search_path = {}, pg_temp", schema.quoted()))
-        .await
-        .map_err(database)
-}
-
-/// Before the first deployment, nothing in the schema may have a name of ours: later all of them are.
-async fn refuse_foreign_objects(client: &Transaction<'_>, schema: &SchemaName) -> Result<(), Error> {
-    let rows = client
-        .query(
-            "select case when c.relkind = 'v' then 'view' else 'table' end, c.relname::text from pg_class as c \
-              where c.relnamespace = $1::text::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f') \
-             union all \
-             select 'function', p.proname::text from pg_proc as p where p.pronamespace = $1::text::regnamespace",
-            &[&schema.quoted()],
-        )
-        .await
-        .map_err(database)?;
-    let mut foreign = None;
-    for row in &rows {
-        let (kind, name): (String, String) = (row.try_get(0).map_err(database)?, row.try_get(1).map_err(database)?);
-        if name == "schema_history" {
-            return Ok(());
-        }
-        let kinds: &[&str] = if kind == "function" {
-            &["function"]
-        } else {
-            &["table", "view"]
-        };
-        if kinds
-            .iter()
-            .any(|kind| drift::names(EXPECTED, kind).any(|own| own == name))
-        {
-            foreign = Some((kind, name));
-        }
-    }
-    match foreign {
-        None => Ok(()),
-        Some((kind, name)) => Err(Error::new(
-            ErrorKind::Schema,
-            format!(
-                "schema {:?} has a {kind} {name:?} that this crate did not create: choose another schema, or move the {kind}",
-                schema.as_str()
-            ),
-        )),
-    }
+    database(error)
 }
 
 pub(crate) fn database(error: tokio_postgres::Error) -> Error {

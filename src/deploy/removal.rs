@@ -1,8 +1,10 @@
 //! Takes a deployment away.
 
+use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
-use super::{EXPECTED, begin, database, drift};
+use super::apply::begin;
+use super::{EXPECTED, database, drift};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
 
@@ -53,7 +55,7 @@ pub(crate) async fn remove(client: &mut Client, schema: &SchemaName) -> Result<R
         objects += identities.len();
     }
     let left = transaction
-        .query_one(LEFT_OBJECTS, &[&schema.quoted()])
+        .query_typed_one(LEFT_OBJECTS, &[(&schema.quoted(), Type::TEXT)])
         .await
         .and_then(|row| row.try_get::<_, i64>(0))
         .map_err(database)?;
@@ -83,7 +85,7 @@ async fn identities(
     names: &[String],
 ) -> Result<Vec<String>, Error> {
     let rows = transaction
-        .query(sql, &[&schema.quoted(), &names])
+        .query_typed(sql, &[(&schema.quoted(), Type::TEXT), (&names, Type::TEXT_ARRAY)])
         .await
         .map_err(database)?;
     rows.iter()

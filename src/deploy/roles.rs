@@ -1,6 +1,9 @@
 //! Who needs which privileges, and who has others.
 
+use std::fmt;
+
 use tokio_postgres::Client;
+use tokio_postgres::types::Type;
 
 use super::{EXPECTED, database, drift};
 use crate::error::Error;
@@ -95,18 +98,43 @@ fn callable() -> impl Iterator<Item = &'static str> {
         .filter_map(|line| line.strip_prefix("function ")?.split('(').next())
 }
 
+/// A role that has too much, or too little.
+pub(crate) struct GrantProblem {
+    pub(crate) message: String,
+    /// What puts it right.
+    pub(crate) command: String,
+    pub(crate) is_lack: bool,
+}
+
+impl fmt::Display for GrantProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.message, self.command)
+    }
+}
+
 /// Privileges that a deployment and [`Grants`] do not give, and grants that are incomplete (for an upgrade brings
-/// functions that nobody may execute yet). Each as a sentence.
-pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Result<Vec<String>, Error> {
+/// functions that nobody may execute yet).
+pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Result<Vec<GrantProblem>, Error> {
     let tables: Vec<&str> = drift::names(EXPECTED, "table").chain(["schema_history"]).collect();
     let views: Vec<&str> = drift::names(EXPECTED, "view").collect();
     let mut problems = Vec::new();
     let rows = client
-        .query(EXCESSIVE, &[&schema.quoted(), &tables, &views])
+        .query_typed(
+            EXCESSIVE,
+            &[
+                (&schema.quoted(), Type::TEXT),
+                (&tables, Type::TEXT_ARRAY),
+                (&views, Type::TEXT_ARRAY),
+            ],
+        )
         .await
         .map_err(database)?;
     for row in &rows {
-        problems.push(row.try_get(0).map_err(database)?);
+        problems.push(GrantProblem {
+            message: row.try_get(0).map_err(database)?,
+            command: row.try_get(1).map_err(database)?,
+            is_lack: false,
+        });
     }
     for (kind, option, marker) in [
         (RoleKind::Runtime, "", "fetch_orchestration_item"),
@@ -120,29 +148,35 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
             grants.views.clear();
         }
         let rows = client
-            .query(
+            .query_typed(
                 INCOMPLETE,
-                &[&schema.quoted(), &marker, &grants.functions, &grants.views],
+                &[
+                    (&schema.quoted(), Type::TEXT),
+                    (&marker, Type::TEXT),
+                    (&grants.functions, Type::TEXT_ARRAY),
+                    (&grants.views, Type::TEXT_ARRAY),
+                ],
             )
             .await
             .map_err(database)?;
         for row in &rows {
             let role: String = row.try_get(0).map_err(database)?;
             let lacking: Vec<String> = row.try_get(1).map_err(database)?;
-            problems.push(format!(
-                "role {role:?} lacks {}: duroxide-postgres --schema {} grant{option} {role}",
-                lacking.join(", "),
-                schema.as_str()
-            ));
+            problems.push(GrantProblem {
+                message: format!("role {role:?} lacks {}", lacking.join(", ")),
+                command: format!("duroxide-postgres --schema {} grant{option} {role}", schema.as_str()),
+                is_lack: true,
+            });
         }
     }
     Ok(problems)
 }
 
 const EXCESSIVE: &str = "\
-    select format('%s has %s on %s %I: revoke %s on %I.%I from %s', \
+    select format('%s has %s on %s %I', \
                   coalesce('role \"' || r.rolname || '\"', 'PUBLIC'), string_agg(a.privilege_type, ', '), \
-                  case when c.relkind = 'v' then 'view' else 'table' end, c.relname, \
+                  case when c.relkind = 'v' then 'view' else 'table' end, c.relname), \
+           format('revoke %s on %I.%I from %s;', \
                   string_agg(a.privilege_type, ', '), n.nspname, c.relname, \
                   coalesce(quote_ident(r.rolname), 'public')) \
       from pg_class as c \

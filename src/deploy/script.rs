@@ -49,6 +49,9 @@ set local client_min_messages = warning;
 set local check_function_bodies = off;
 
 select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{name}')) as duroxide_lock \gset
+
+-- Whoever waits for a lock makes others wait behind it: gives up early instead, and can be run again.
+set local lock_timeout = '2s';
 "#,
         from + 1,
     )?;
@@ -92,7 +95,9 @@ select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{na
     writeln!(
         script,
         "{}\n\n{}\n",
-        heading("Functions whose signature changed: dropped here, created below, with the grants they had."),
+        heading(
+            "Functions whose signature changed, views whose columns did: dropped here, created below, with their grants."
+        ),
         functions::drop_changed_signatures()
     )?;
     for (name, sql) in functions::FUNCTIONS {

@@ -1,9 +1,135 @@
-//! `doctor`: finds what was broken for it.
+//! `doctor`: silent on a healthy server, and finds each fault that is planted there, with what cures it.
 
-use serde_json::Value;
+mod roles;
+mod schema;
+mod server;
 
-use crate::process::cli;
-use crate::support::TestSchema;
+use std::sync::LazyLock;
+
+use duroxide_postgres::PostgresProvider;
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, Options};
+use crate::database::Database;
+use crate::process::{Finished, command, run_on};
+
+/// As durable as servers are by default. Prepared transactions and logical decoding are possible, and no fault.
+static SERVER: LazyLock<Cluster> = LazyLock::new(|| {
+    Cluster::start(&Options {
+        settings: "fsync = on\nfull_page_writes = on\nmax_prepared_transactions = 5\nwal_level = logical",
+        ..Options::default()
+    })
+});
+
+/// A database with a deployment in schema `duroxide`.
+struct Patient {
+    database: Database,
+}
+
+/// What the doctor is to find, and nothing else.
+struct Fault<'a> {
+    severity: &'a str,
+    check: &'a str,
+    /// All of this is in the message.
+    says: &'a [&'a str],
+    fix: &'a str,
+}
+
+impl Patient {
+    async fn new() -> Self {
+        Self::on(&SERVER).await
+    }
+
+    async fn on(server: &Cluster) -> Self {
+        let database = Database::create_on(&server.admin_url()).await;
+        PostgresProvider::connect(&database.url).await.expect("deployed");
+        Self { database }
+    }
+
+    fn url(&self) -> &str {
+        &self.database.url
+    }
+
+    async fn execute(&self, sql: &str) {
+        let client = self.database.client().await;
+        client
+            .batch_execute("set search_path = duroxide, pg_temp")
+            .await
+            .expect("search_path");
+        client.batch_execute(sql).await.expect(sql);
+    }
+
+    #[track_caller]
+    fn silent(&self, options: &[&str]) {
+        let report = run_on(self.url(), &[&["doctor", "--json"], options].concat())
+            .ok()
+            .json();
+        assert_eq!(report, json!({ "errors": 0, "warnings": 0, "findings": [] }));
+        let text = run_on(self.url(), &[&["doctor"], options].concat()).ok().out;
+        assert_eq!(text, "0 errors, 0 warnings\n");
+    }
+
+    #[track_caller]
+    fn finds(&self, options: &[&str], fault: &Fault<'_>) {
+        found(|arguments| run_on(self.url(), &[arguments, options].concat()), fault);
+    }
+
+    /// Does what the doctor says.
+    async fn cure(&self, fix: &str) {
+        if let Some(arguments) = fix.strip_prefix("duroxide-postgres ") {
+            run_on(self.url(), &arguments.split(' ').collect::<Vec<_>>()).ok();
+            return;
+        }
+        let client = self.database.client().await;
+        // One by one, as psql does: some cannot be part of a transaction.
+        for statement in fix.split_inclusive(';').filter(|statement| statement.ends_with(';')) {
+            client.batch_execute(statement).await.expect(statement);
+        }
+    }
+
+    async fn done(self) {
+        self.database.drop().await;
+    }
+}
+
+/// The doctor finds this and nothing else, in both ways to say it.
+#[track_caller]
+fn found(doctor: impl Fn(&[&str]) -> Finished, fault: &Fault<'_>) {
+    let finished = doctor(&["doctor", "--json"]);
+    let is_error = fault.severity == "error";
+    if is_error {
+        assert_eq!(
+            finished.err, "error: 1 things have to be put right\n",
+            "{}",
+            finished.out
+        );
+    } else {
+        assert_eq!(finished.err, "", "{}", finished.out);
+    }
+    assert_eq!(finished.code, i32::from(is_error), "{}", finished.out);
+    let report = finished.json();
+    let findings = report["findings"].as_array().expect("findings");
+    assert_eq!(findings.len(), 1, "{report:#}");
+    let text = |key: &str| findings[0][key].as_str().expect("text").to_string();
+    assert_eq!(
+        (text("severity").as_str(), text("check").as_str()),
+        (fault.severity, fault.check),
+        "{report:#}"
+    );
+    for part in fault.says {
+        assert!(text("message").contains(part), "{part:?} is not in {report:#}");
+    }
+    assert_eq!(text("fix"), fault.fix);
+    assert_eq!(report["errors"], u64::from(is_error));
+    assert_eq!(report["warnings"], u64::from(fault.severity == "warning"));
+
+    let spoken = doctor(&["doctor"]).out;
+    assert!(
+        spoken.starts_with(&format!("{}: {}: ", fault.severity, fault.check)),
+        "{spoken}"
+    );
+    assert!(spoken.contains(&format!("\n    fix: {}\n", fault.fix)), "{spoken}");
+}
 
 /// Findings of a check, as `severity message | fix`.
 fn findings(report: &Value, check: &str) -> Vec<String> {
@@ -17,99 +143,9 @@ fn findings(report: &Value, check: &str) -> Vec<String> {
         .collect()
 }
 
-#[tokio::test]
-async fn a_sound_schema_has_no_errors_of_its_own() {
-    let schema = TestSchema::new();
-    schema.provider().await;
-    let report = cli(&schema, &["doctor", "--json"]).json();
-    for check in ["schema", "indexes", "privileges", "clock", "pooler", "backlog"] {
-        assert_eq!(findings(&report, check), Vec::<String>::new(), "{check}");
-    }
-    assert!(findings(&report, "version")[0].starts_with("note PostgreSQL "));
-    assert!(findings(&report, "connections")[0].contains("connections are in use"));
-    // The test server may well run without fsync: that is its only error.
-    let settings = findings(&report, "settings");
-    let unsafe_settings = settings.iter().filter(|finding| finding.starts_with("error"));
-    assert_eq!(
-        report["errors"].as_u64(),
-        Some(unsafe_settings.count() as u64),
-        "{report}"
-    );
-}
-
-#[tokio::test]
-async fn what_is_broken_is_found_with_its_fix() {
-    let schema = TestSchema::new();
-    schema.provider().await;
-    let client = schema.client().await;
-    let name = &schema.name;
-    client
-        .batch_execute(&format!(
-            "drop index worker_queue_claim_idx; drop index mailboxes_claim_idx; \
-             drop view queue_health; create view queue_health as \
-                 select 'worker' as queue, 7::bigint as total, 7::bigint as ready, 0::bigint as scheduled, 0::bigint as leased, \
-                        now() as oldest_ready_at, interval '2 hours' as latency, now() as next_at, 0::bigint as retried, \
-                        0 as max_attempts; \
-             create role {name}; grant insert on instances to {name}; \
-             create table notes ()"
-        ))
-        .await
-        .expect("damage");
-    let failed = cli(&schema, &["doctor", "--json"]).fails(1, &["have to be put right"]);
-    let report = failed.json();
-    let indexes = findings(&report, "indexes");
-    assert_eq!(indexes.len(), 2, "{indexes:?}");
-    for finding in &indexes {
-        assert!(finding.starts_with("error missing: index "), "{finding}");
-        let (_, fix) = finding.split_once(" | ").expect("a fix");
-        client.batch_execute(fix).await.expect(fix);
-    }
-    let problems = findings(&report, "schema").join("\n");
-    assert!(
-        problems.contains("error changed: view queue_health | duroxide-postgres"),
-        "{problems}"
-    );
-    assert!(problems.contains("warning not ours: table notes"), "{problems}");
-    let privileges = findings(&report, "privileges");
-    let fix = format!("revoke INSERT on {name}.instances from {name}");
-    assert!(privileges.len() == 1 && privileges[0].ends_with(&fix), "{privileges:?}");
-    let backlog = findings(&report, "backlog");
-    assert!(
-        backlog[0].contains("7 items of the worker queue") && backlog[0].contains("2 h 00 m"),
-        "{backlog:?}"
-    );
-
-    let fixed = cli(&schema, &["doctor", "--json"]).json();
-    assert!(findings(&fixed, "indexes").is_empty(), "{fixed}");
-    let text = cli(&schema, &["doctor"]).out;
-    assert!(text.contains("    fix: duroxide-postgres --schema"), "{text}");
-}
-
-#[tokio::test]
-async fn an_undeployed_schema_is_an_error() {
-    let schema = TestSchema::new();
-    let report = cli(&schema, &["doctor", "--json"]).fails(1, &[]).json();
-    let problems = findings(&report, "schema");
-    assert!(
-        problems[0].contains("there is no schema") && problems[0].contains("schema apply"),
-        "{problems:?}"
-    );
-}
-
-#[tokio::test]
-async fn settings_that_break_the_functions_are_found() {
-    let schema = TestSchema::new();
-    schema.provider().await;
-    let url = format!(
-        "{} user={} options='-c default_transaction_isolation=serializable -c synchronous_commit=off'",
-        crate::process::key_values(&schema.url),
-        crate::process::user(&schema.url)
-    );
-    let report = crate::process::run_on(&url, &["--schema", &schema.name, "doctor", "--json"]).json();
-    let settings = findings(&report, "settings").join("\n");
-    assert!(
-        settings.contains("error transactions are serializable by default"),
-        "{settings}"
-    );
-    assert!(settings.contains("warning synchronous_commit is off"), "{settings}");
+/// The doctor with more environment.
+fn doctor_with(url: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Finished {
+    let mut command = command(url, arguments);
+    command.envs(environment.iter().copied());
+    Finished::from(command.output().expect("duroxide-postgres"))
 }

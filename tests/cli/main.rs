@@ -1,16 +1,27 @@
 //! The command `duroxide-postgres`, run as a process of its own against a real PostgreSQL: `DATABASE_URL` says which.
 
 mod act;
+#[allow(dead_code, reason = "shared with the other tests, which use all of it")]
+#[path = "../it/cluster.rs"]
+mod cluster;
+mod database;
 mod doctor;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/fixtures.rs"]
 mod fixtures;
 mod grants;
+mod locks;
 mod observe;
+mod pooler;
 mod process;
 mod prune;
+mod refusals;
+mod restored;
 mod schema;
 mod script;
+#[allow(dead_code, reason = "shared with the other tests, which use all of it")]
+#[path = "../it/secure.rs"]
+mod secure;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/support.rs"]
 mod support;

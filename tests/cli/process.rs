@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 
-use crate::support::{TestSchema, database_url};
+use crate::support::{TestSchema, connect, database_url};
 
 /// What a process printed, and its exit code.
 pub struct Finished {
@@ -17,7 +17,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    fn from(output: Output) -> Self {
+    pub fn from(output: Output) -> Self {
         Self {
             code: output.status.code().unwrap_or(-1),
             out: String::from_utf8(output.stdout).expect("UTF-8"),
@@ -90,17 +90,28 @@ pub fn psql(url: &str, script: &str) -> Option<Finished> {
     has_program("psql").then(|| feed(psql, script))
 }
 
-/// The schema as pg_dump sees it, without what is different each time.
-pub fn pg_dump(url: &str) -> String {
-    let output = Command::new("pg_dump")
-        .args(["--schema-only", "-d", url])
-        .output()
-        .expect("pg_dump");
-    let dump = Finished::from(output).ok().out;
-    dump.lines()
-        .filter(|line| !line.starts_with("\\restrict") && !line.starts_with("\\unrestrict"))
-        .collect::<Vec<_>>()
-        .join("\n")
+/// What pg_dump prints. None if there is none for this server: it knows no later releases than its own.
+pub async fn pg_dump(url: &str, arguments: &[&str]) -> Option<String> {
+    if !has_program("pg_dump") {
+        return None;
+    }
+    let row = connect(url).await.query_one("show server_version_num", &[]).await;
+    let server: u32 = row.expect("version").get::<_, &str>(0).parse().expect("a number");
+    let version = Command::new("pg_dump").arg("--version").output().expect("pg_dump");
+    let version = String::from_utf8(version.stdout).expect("UTF-8");
+    let number = |word: &str| word.split('.').next()?.parse::<u32>().ok();
+    let own = version.split(' ').find_map(number).expect("a version");
+    if own < server / 10_000 {
+        eprintln!("pg_dump {own} cannot dump a server of release {}", server / 10_000);
+        return None;
+    }
+    let output = Command::new("pg_dump").args(arguments).args(["-d", url]).output();
+    let dump = Finished::from(output.expect("pg_dump")).ok().out;
+    // What is different each time.
+    let same = dump
+        .lines()
+        .filter(|line| !line.starts_with("\\restrict") && !line.starts_with("\\unrestrict"));
+    Some(same.collect::<Vec<_>>().join("\n"))
 }
 
 fn has_program(name: &str) -> bool {
@@ -134,14 +145,4 @@ pub fn key_values(url: &str) -> String {
     let port = config.get_ports().first().copied().unwrap_or(5432);
     let database = config.get_dbname().expect("a database");
     format!("host={host} port={port} dbname={database}")
-}
-
-/// The user and password of a URL, as key=value pairs.
-pub fn user(url: &str) -> String {
-    let config: Config = url.parse().expect("DATABASE_URL");
-    let password = config
-        .get_password()
-        .map(|password| String::from_utf8_lossy(password).into_owned());
-    let user = config.get_user().expect("a user").to_string();
-    password.map_or(user.clone(), |password| format!("{user} password={password}"))
 }

@@ -42,6 +42,8 @@ fn bad_usage_is_told_from_failure() {
     run(&["conjure"]).fails(2, &["unrecognized subcommand 'conjure'"]);
     run(&["grant"]).fails(2, &["<ROLE>"]);
     run(&["delete"]).fails(2, &["<INSTANCE>"]);
+    run(&["doctor", "--old-transaction", "5"]).fails(2, &["--old-transaction", "a number with its unit"]);
+    run(&["doctor", "--nodes", "0"]).fails(2, &["--nodes"]);
     run(&["grant", "app", "--payloads"]).fails(2, &["--for dashboard"]);
     run(&["--schema", "pg_catalog", "schema", "verify"]).fails(2, &["invalid schema name \"pg_catalog\""]);
     run(&["--schema", "a;b", "schema", "sql"]).fails(2, &["invalid schema name"]);
@@ -54,14 +56,19 @@ fn a_server_that_is_not_there_has_an_exit_code_of_its_own() {
     for arguments in [
         &["schema", "verify"][..],
         &["schema", "apply"],
+        &["schema", "version"],
         &["schema", "drop", "--yes"],
         &["grant", "app"],
         &["status"],
         &["watch"],
         &["instances"],
         &["show", "i"],
+        &["history", "i"],
         &["cancel", "i"],
+        &["raise", "i", "go"],
         &["delete", "i"],
+        &["prune", "instances", "--older-than", "1d"],
+        &["doctor"],
     ] {
         let failed = run_on("postgres://user:very-secret@127.0.0.1:1/db", arguments);
         let failed = failed.fails(3, &["cannot connect to 127.0.0.1:1", "refused"]);
@@ -80,10 +87,14 @@ async fn a_schema_that_is_not_ours_is_left_alone() {
         &["schema", "drop", "--yes"],
         &["grant", "postgres"],
         &["status"],
+        &["watch"],
         &["instances"],
         &["show", "i"],
+        &["history", "i"],
+        &["cancel", "i"],
         &["raise", "i", "go"],
         &["delete", "i", "--force"],
+        &["prune", "executions", "--keep-last", "1"],
     ] {
         cli(&schema, arguments).fails(1, &["there is no schema", &name, "schema apply"]);
     }
@@ -98,10 +109,14 @@ async fn a_schema_that_is_not_ours_is_left_alone() {
         &["schema", "drop", "--yes"],
         &["grant", "postgres"],
         &["status"],
+        &["watch"],
         &["instances"],
         &["show", "i"],
+        &["history", "i"],
+        &["cancel", "i"],
         &["raise", "i", "go"],
         &["delete", "i", "--force"],
+        &["prune", "executions", "--keep-last", "1"],
     ] {
         cli(&schema, arguments).fails(1, &[&name, "is not ours"]);
     }

@@ -282,7 +282,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A PgBouncer in transaction mode, in front of a server.
+/// A PgBouncer in front of a server.
 pub struct Pooler {
     folder: Folder,
     pub port: u16,
@@ -292,6 +292,11 @@ pub struct Pooler {
 impl Pooler {
     /// `connections`: how many it has to the server, for each role.
     pub fn start(cluster: &Cluster, connections: usize) -> Self {
+        Self::start_in("transaction", cluster, connections)
+    }
+
+    /// `mode`: for how long it lends them.
+    pub fn start_in(mode: &str, cluster: &Cluster, connections: usize) -> Self {
         let folder = Folder::new();
         let port = free_port();
         let directory = folder.path.display().to_string();
@@ -300,7 +305,7 @@ impl Pooler {
         // forgetting plans: none gets old here.
         let mut settings = format!(
             "[databases]\n* = host={} port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
-             unix_socket_dir =\npool_mode = transaction\nauth_type = trust\nauth_file = {directory}/users\n\
+             unix_socket_dir =\npool_mode = {mode}\nauth_type = trust\nauth_file = {directory}/users\n\
              auth_user = postgres\nauth_query = select usename, passwd from pg_shadow where usename = $1\n\
              default_pool_size = {connections}\nmax_client_conn = 1000\nserver_idle_timeout = 5\nserver_lifetime = 5\n\
              log_connections = 0\nlog_disconnections = 0\n",

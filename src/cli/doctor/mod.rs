@@ -5,6 +5,7 @@ mod server;
 
 use serde_json::{Value, json};
 
+use super::arguments::Doctor;
 use super::connection::Connection;
 use super::output::{Failure, Outcome};
 
@@ -33,7 +34,7 @@ struct Finding {
     /// What was looked at.
     check: &'static str,
     message: String,
-    /// A command for psql or a shell; empty when there is nothing to be done.
+    /// A command for psql or a shell, or what to set where.
     fix: String,
 }
 
@@ -48,8 +49,8 @@ impl Finding {
     }
 }
 
-pub(super) async fn run(connection: &Connection) -> Result<Outcome, Failure> {
-    let mut findings = server::findings(connection).await?;
+pub(super) async fn run(connection: &Connection, wanted: &Doctor) -> Result<Outcome, Failure> {
+    let mut findings = server::findings(connection, wanted).await?;
     findings.extend(schema::findings(connection).await?);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let mut text = String::new();
@@ -61,10 +62,7 @@ pub(super) async fn run(connection: &Connection) -> Result<Outcome, Failure> {
             message,
             fix,
         } = finding;
-        text.push_str(&format!("{}: {check}: {message}\n", severity.name()));
-        if !fix.is_empty() {
-            text.push_str(&format!("    fix: {fix}\n"));
-        }
+        text.push_str(&format!("{}: {check}: {message}\n    fix: {fix}\n", severity.name()));
         list.push(json!({ "severity": severity.name(), "check": check, "message": message, "fix": fix }));
     }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();

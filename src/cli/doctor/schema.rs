@@ -3,7 +3,7 @@
 use super::super::connection::{Connection, column};
 use super::super::output::{Failure, duration};
 use super::{Finding, Severity};
-use crate::deploy::{self, RELEASE, Standing};
+use crate::deploy::{self, RELEASE, Repair, Standing};
 
 /// Below this many, dead rows do not matter.
 const FEW_DEAD_ROWS: i64 = 10_000;
@@ -12,62 +12,91 @@ const LONG_WAIT_MS: i64 = 60_000;
 
 pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let name = connection.schema.as_str();
+    let apply = format!("duroxide-postgres --schema {name} schema apply");
     let Some(found) = connection.find_deployment().await? else {
         let failure = connection.not_deployed().await?;
-        let fix = format!("duroxide-postgres --schema {name} schema apply");
-        return Ok(vec![Finding::new(Severity::Error, "schema", failure.to_string(), fix)]);
+        return Ok(vec![Finding::new(
+            Severity::Error,
+            "schema",
+            failure.to_string(),
+            apply,
+        )]);
     };
+    let newer = format!(
+        "cargo install duroxide-postgres --version {} --features cli",
+        found.release
+    );
     let mut findings = Vec::new();
     match deploy::standing(&found, &connection.schema) {
         Err(error) => {
-            let fix = "cargo install duroxide-postgres --features cli";
-            return Ok(vec![Finding::new(Severity::Error, "schema", error.to_string(), fix)]);
+            return Ok(vec![Finding::new(Severity::Error, "schema", error.to_string(), newer)]);
         }
         Ok(Standing::Newer) => {
             let message = format!(
-                "deployed by release {}, which is later than this one, {RELEASE}",
+                "deployed by release {}, which is later than this one, {RELEASE}: what it looks like was not checked",
                 found.release
             );
-            findings.push(Finding::new(Severity::Note, "schema", message, ""));
+            findings.push(Finding::new(Severity::Note, "schema", message, newer));
         }
-        Ok(Standing::Current | Standing::Outdated) => findings.extend(drift(connection).await?),
+        // What differs then is what the upgrade changes.
+        Ok(Standing::Outdated) => {
+            let message = format!(
+                "deployed by release {}, or another build of it, migration {}; this is {RELEASE}",
+                found.release, found.migration
+            );
+            findings.push(Finding::new(Severity::Error, "schema", message, apply));
+        }
+        Ok(Standing::Current) => findings.extend(drift(connection).await?),
     }
+    findings.extend(privileges(connection).await?);
     findings.extend(dead_rows(connection).await?);
-    findings.extend(backlog(connection).await?);
+    // As long as the view is the one that this release knows.
+    if !findings
+        .iter()
+        .any(|finding| finding.message.contains("view queue_health"))
+    {
+        findings.extend(backlog(connection).await?);
+    }
     Ok(findings)
 }
 
 async fn drift(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let name = connection.schema.as_str();
+    let mut client = connection.client().await?;
+    let drift = deploy::find_drift(&mut client, &connection.schema).await?;
+    let findings = deploy::repairs(&drift, &connection.schema).into_iter().map(|repair| {
+        let Repair {
+            message,
+            command,
+            is_index,
+            is_extra,
+        } = repair;
+        // What is not ours keeps nodes that verify the schema from starting.
+        let severity = if is_extra { Severity::Warning } else { Severity::Error };
+        Finding::new(severity, if is_index { "indexes" } else { "schema" }, message, command)
+    });
+    let mut findings: Vec<Finding> = findings.collect();
+    drop(client);
+    let sql = "select quote_ident(current_user) as role, quote_ident(current_database()) as database \
+                where not has_database_privilege(current_database(), 'temporary')";
+    for row in &connection.query(sql, &[]).await? {
+        let (role, database): (String, String) = (column(row, "role")?, column(row, "database")?);
+        let message = format!("role {role} may create no temporary views: what the views say was not compared");
+        let fix = format!("grant temporary on database {database} to {role};");
+        findings.push(Finding::new(Severity::Note, "schema", message, fix));
+    }
+    Ok(findings)
+}
+
+async fn privileges(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let client = connection.client().await?;
-    let drift = deploy::find_drift(&client, &connection.schema).await?;
     let mut findings = Vec::new();
-    let problems = [("missing", drift.missing), ("changed", drift.changed)];
-    for (what, objects) in problems {
-        for object in objects {
-            let (check, fix) = match (object.strip_prefix("index "), what) {
-                (Some(index), "missing") => ("indexes", deploy::index_statement(&connection.schema, index)),
-                // Invalid, or another one of that name. Once it is gone, it is missing.
-                (Some(index), _) => {
-                    let schema = connection.schema.quoted();
-                    (
-                        "indexes",
-                        format!("drop index concurrently {schema}.{index}; -- and look again"),
-                    )
-                }
-                (None, _) => ("schema", format!("duroxide-postgres --schema {name} schema apply")),
-            };
-            findings.push(Finding::new(Severity::Error, check, format!("{what}: {object}"), fix));
-        }
-    }
-    if !drift.extra.is_empty() {
-        let message = format!("not ours: {}", drift.extra.join(", "));
-        let fix = "move it to another schema, or nodes that verify the schema do not start";
-        findings.push(Finding::new(Severity::Warning, "schema", message, fix));
-    }
     for problem in deploy::grant_problems(&client, &connection.schema).await? {
-        let (message, fix) = problem.split_once(": ").unwrap_or((problem.as_str(), ""));
-        findings.push(Finding::new(Severity::Warning, "privileges", message, fix));
+        let severity = if problem.is_lack {
+            Severity::Error
+        } else {
+            Severity::Warning
+        };
+        findings.push(Finding::new(severity, "privileges", problem.message, problem.command));
     }
     Ok(findings)
 }
@@ -104,11 +133,26 @@ async fn dead_rows(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
+/// Who may not see the queues is told so.
 async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
+    let schema = connection.schema.as_str();
+    let visible = "select has_table_privilege(to_regclass($1), 'select') as visible, \
+                          quote_ident(current_user) as role";
+    let view = format!("{}.queue_health", connection.schema.quoted());
+    let rows = connection.query(visible, &[&view]).await?;
+    let Some(row) = rows.first() else {
+        return Ok(Vec::new());
+    };
+    // NULL: there is no such view.
+    if column::<Option<bool>>(row, "visible")? != Some(true) {
+        let role: String = column(row, "role")?;
+        let message = format!("role {role} may not read the views: whether work waits was not checked");
+        let fix = format!("duroxide-postgres --schema {schema} grant --for dashboard {role}");
+        return Ok(vec![Finding::new(Severity::Note, "backlog", message, fix)]);
+    }
     let sql = format!(
         "select q.queue, q.ready, floor(extract(epoch from q.latency) * 1000)::bigint as latency_ms \
-           from {}.queue_health as q where extract(epoch from q.latency) * 1000 > $1::bigint",
-        connection.schema.quoted()
+           from {view} as q where extract(epoch from q.latency) * 1000 > $1::bigint"
     );
     let rows = connection.query(&sql, &[&LONG_WAIT_MS]).await?;
     let mut findings = Vec::new();
@@ -119,7 +163,7 @@ async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
             column::<String>(row, "queue")?,
             duration(column(row, "latency_ms")?)
         );
-        let fix = format!("duroxide-postgres --schema {} status", connection.schema.as_str());
+        let fix = format!("duroxide-postgres --schema {schema} status");
         findings.push(Finding::new(Severity::Warning, "backlog", message, fix));
     }
     Ok(findings)

@@ -2,26 +2,32 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::connection::{Connection, column};
+use tokio_postgres::Client;
+
+use super::super::arguments::Doctor;
+use super::super::connection::{Connection, column, query_unnamed};
 use super::super::output::{Failure, duration};
 use super::{Finding, Severity};
 
 const OLDEST_SERVER: i32 = 140_000;
 /// Clocks that differ by more are worth a word: durations and timers of the application go by its own.
 const CLOCK_OFFSET: Duration = Duration::from_secs(2);
-/// A transaction older than this keeps vacuum from cleaning the queues.
-const OLD_SNAPSHOT_MS: i64 = 300_000;
 /// Where the server's own warnings begin is 40 million before the end of 2 billion.
 const OLD_TRANSACTION_IDS: i64 = 1_500_000_000;
 /// A pooler with a single connection lets nobody in meanwhile.
 const POOLER_TIMEOUT: Duration = Duration::from_secs(3);
 
-pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
+/// What else is in use, beside what nodes take: who deploys, prunes and looks.
+const SPARE_CONNECTIONS: i64 = 5;
+/// How often a pooler is given the chance to show itself.
+const POOLER_ROUNDS: usize = 3;
+
+pub(super) async fn findings(connection: &Connection, wanted: &Doctor) -> Result<Vec<Finding>, Failure> {
     let mut findings = settings(connection).await?;
     findings.extend(clock(connection).await?);
     findings.extend(pooler(connection).await?);
-    findings.extend(connections(connection).await?);
-    findings.extend(old_snapshots(connection).await?);
+    findings.extend(connections(connection, wanted).await?);
+    findings.extend(old_snapshots(connection, wanted.old_transaction).await?);
     Ok(findings)
 }
 
@@ -52,21 +58,20 @@ async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let version: String = column(row, "version")?;
     if column::<i32>(row, "number")? < OLDEST_SERVER {
         let message = format!("PostgreSQL {version} is too old: 14 or later is needed");
-        find(Severity::Error, "version", message, String::new());
-    } else {
-        find(
-            Severity::Note,
-            "version",
-            format!("PostgreSQL {version}"),
-            String::new(),
-        );
+        let fix = "pg_upgrade --new-bindir=BINDIR --old-datadir=OLD --new-datadir=NEW".to_string();
+        find(Severity::Error, "version", message, fix);
     }
     if is("is_standby")? {
-        let message = "this is a standby, which cannot run anything: name the primary, or several hosts with target_session_attrs=read-write";
-        find(Severity::Error, "settings", message.to_string(), String::new());
+        let message = "this is a standby, which cannot run anything";
+        let fix =
+            "export DATABASE_URL='postgres://a,b/app?target_session_attrs=read-write' # all hosts: finds the primary";
+        find(Severity::Error, "settings", message.to_string(), fix.to_string());
     } else if is("read_only")? {
         let message = "transactions are read-only by default (default_transaction_read_only)".to_string();
-        let fix = format!("alter database {database} set default_transaction_read_only = off;");
+        // Otherwise the one that changes it would be read-only too.
+        let fix = format!(
+            "set default_transaction_read_only = off; alter database {database} set default_transaction_read_only = off;"
+        );
         find(Severity::Error, "settings", message, fix);
     }
     for (setting, on, why) in [
@@ -150,75 +155,99 @@ async fn clock(connection: &Connection) -> Result<Vec<Finding>, Failure> {
 /// A connection that changes its server process between two statements goes through a pooler in transaction mode. To see
 /// it, another one occupies, in a transaction, what the first one had.
 async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    const PROCESS: &str = "select pg_backend_pid()";
     let (one, two) = (connection.client().await?, connection.client().await?);
-    let looked = async {
-        let before: i32 = one.query_one(PROCESS, &[]).await?.try_get(0)?;
-        two.batch_execute("begin").await?;
-        two.query_one(PROCESS, &[]).await?;
-        let after = tokio::time::timeout(POOLER_TIMEOUT, one.query_one(PROCESS, &[])).await;
-        Ok::<_, tokio_postgres::Error>(match after {
-            Ok(row) => row?.try_get::<_, i32>(0)? != before,
-            Err(_) => true,
-        })
-    };
-    let looked = looked.await;
-    // However it went: the connection is used again.
-    let _ = two.batch_execute("rollback").await;
-    let is_pooled = match looked {
-        Ok(is_pooled) => is_pooled,
-        // A statement prepared on one process, executed on another.
-        Err(error)
-            if error
-                .code()
-                .is_some_and(|code| matches!(code.code(), "26000" | "42P05" | "08P01")) =>
-        {
-            true
+    let mut is_pooled = false;
+    for _ in 0..POOLER_ROUNDS {
+        let looked = changes_process(&one, &two).await;
+        // However it went: the connection is used again.
+        let _ = two.batch_execute("rollback").await;
+        is_pooled = looked.map_err(crate::deploy::database)?;
+        if is_pooled {
+            break;
         }
-        Err(error) => return Err(crate::deploy::database(error).into()),
-    };
+    }
     if !is_pooled {
         return Ok(Vec::new());
     }
-    let message =
-        "connections go through a pooler in transaction mode: LISTEN does not work there, so that nodes only poll";
-    let fix = "connect nodes to the server itself, or set pool_mode = session for them";
+    let message = "connections go through a pooler in transaction mode: nodes fail there unless they are told so, and only \
+                   poll for work unless they can listen elsewhere";
+    let fix = "Builder::transaction_pooler(true), and Builder::direct_url with the URL of the server itself";
     Ok(vec![Finding::new(Severity::Warning, "pooler", message, fix)])
 }
 
-async fn connections(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let sql = "select current_setting('max_connections')::bigint \
-                      - current_setting('superuser_reserved_connections')::bigint as allowed, \
-                      (select count(*) from pg_stat_activity where backend_type = 'client backend') as used";
+async fn changes_process(one: &Client, two: &Client) -> Result<bool, tokio_postgres::Error> {
+    let before = process(one).await?;
+    match two.batch_execute("begin").await {
+        // In statement mode even that is refused.
+        Err(error) if error.code().is_some_and(|code| code.code() == "08P01") => return Ok(true),
+        begun => begun?,
+    }
+    process(two).await?;
+    match tokio::time::timeout(POOLER_TIMEOUT, process(one)).await {
+        Ok(after) => Ok(after? != before),
+        Err(_) => Ok(true),
+    }
+}
+
+async fn process(client: &Client) -> Result<i32, tokio_postgres::Error> {
+    let rows = query_unnamed(client, "select pg_backend_pid()", &[]).await?;
+    rows.first().map_or(Ok(0), |row| row.try_get(0))
+}
+
+/// What nodes take when they are busy, beside what others have now.
+async fn connections(connection: &Connection, wanted: &Doctor) -> Result<Vec<Finding>, Failure> {
+    let sql = "select current_setting('max_connections')::bigint as max, \
+                      current_setting('superuser_reserved_connections')::bigint \
+                      + coalesce(current_setting('reserved_connections', true)::bigint, 0) as reserved, \
+                      nullif(d.datconnlimit, -1)::bigint as database_limit, quote_ident(d.datname) as database, \
+                      (select count(*) from pg_stat_activity where backend_type = 'client backend') as used \
+                 from pg_database as d where d.datname = current_database()";
     let rows = connection.query(sql, &[]).await?;
     let Some(row) = rows.first() else {
         return Ok(Vec::new());
     };
-    let (allowed, used): (i64, i64) = (column(row, "allowed")?, column(row, "used")?);
-    let message = format!("{used} of {allowed} connections are in use; each node takes its pool_size and one more");
-    let severity = match used * 100 / allowed.max(1) {
-        95.. => Severity::Error,
-        80.. => Severity::Warning,
-        _ => Severity::Note,
-    };
-    let fix = if severity == Severity::Note {
-        String::new()
-    } else {
-        format!(
-            "alter system set max_connections = {}; -- and restart the server",
-            allowed * 2
-        )
-    };
-    Ok(vec![Finding::new(severity, "connections", message, fix)])
+    let (max, reserved, used): (i64, i64, i64) = (column(row, "max")?, column(row, "reserved")?, column(row, "used")?);
+    let raise = |to: i64| format!("alter system set max_connections = {to}; -- and restart the server");
+    let allowed = max - reserved;
+    let nodes = i64::from(wanted.nodes) * (i64::from(wanted.pool_size) + 1);
+    let needed = nodes + SPARE_CONNECTIONS;
+    let mut findings = Vec::new();
+    let takes = format!(
+        "{} nodes with a pool_size of {} take {nodes} connections, and {SPARE_CONNECTIONS} are for others",
+        wanted.nodes, wanted.pool_size
+    );
+    if needed > allowed {
+        let message = format!("{takes}: the server has {allowed}");
+        let fix = raise(needed + reserved);
+        findings.push(Finding::new(Severity::Error, "connections", message, fix));
+    } else if used * 100 >= allowed * 80 {
+        let severity = if used * 100 >= allowed * 95 {
+            Severity::Error
+        } else {
+            Severity::Warning
+        };
+        let message = format!("{used} of {allowed} connections are in use");
+        findings.push(Finding::new(severity, "connections", message, raise(max * 2)));
+    }
+    if let Some(limit) = column::<Option<i64>>(row, "database_limit")?
+        && needed > limit
+    {
+        let database: String = column(row, "database")?;
+        let message = format!("{takes}: database {database} is limited to {limit}");
+        let fix = format!("alter database {database} connection limit {needed};");
+        findings.push(Finding::new(Severity::Error, "connections", message, fix));
+    }
+    Ok(findings)
 }
 
-/// What keeps vacuum from removing dead rows. Of other roles' sessions only the age is to be seen, without pg_monitor.
-async fn old_snapshots(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let sql = "select 'session ' || a.pid || ' of ' || coalesce(a.usename, '?') || ' (' || coalesce(a.state, '?') || ')' as holder, \
+/// What keeps vacuum from removing dead rows.
+async fn old_snapshots(connection: &Connection, old_ms: i64) -> Result<Vec<Finding>, Failure> {
+    let sql = "select 'session ' || a.pid || ' of ' || coalesce(a.usename, '?') || ' (' || coalesce(a.state, '?') \
+                      || coalesce(', application_name ' || nullif(a.application_name, ''), '') || ')' as holder, \
                       floor(extract(epoch from clock_timestamp() - a.xact_start) * 1000)::bigint as age_ms, \
                       format('select pg_terminate_backend(%s);', a.pid) as fix \
                  from pg_stat_activity as a \
-                where a.datname = current_database() and a.backend_type = 'client backend' \
+                where a.datname = current_database() and a.backend_type = 'client backend' and a.pid <> pg_backend_pid() \
                   and a.xact_start < clock_timestamp() - $1 * interval '1 millisecond' \
                   and (a.backend_xmin is not null or a.backend_xid is not null) \
                union all \
@@ -228,11 +257,11 @@ async fn old_snapshots(connection: &Connection) -> Result<Vec<Finding>, Failure>
                  from pg_prepared_xacts as p \
                 where p.database = current_database() and p.prepared < clock_timestamp() - $1 * interval '1 millisecond' \
                union all \
-               select 'replication slot ' || s.slot_name || ', which nobody uses', null, \
+               select 'replication slot ' || s.slot_name || ', which nobody uses,', null, \
                       format('select pg_drop_replication_slot(%L);', s.slot_name) \
                  from pg_replication_slots as s \
                 where not s.active and (s.xmin is not null or s.catalog_xmin is not null)";
-    let rows = connection.query(sql, &[&(OLD_SNAPSHOT_MS as f64)]).await?;
+    let rows = connection.query(sql, &[&(old_ms as f64)]).await?;
     let mut findings = Vec::new();
     for row in &rows {
         let age: Option<i64> = column(row, "age_ms")?;
@@ -247,6 +276,16 @@ async fn old_snapshots(connection: &Connection) -> Result<Vec<Finding>, Failure>
             message,
             column::<String>(row, "fix")?,
         ));
+    }
+    let sql = "select quote_ident(current_user) as role, pg_has_role('pg_read_all_stats', 'usage') as sees_all";
+    for row in &connection.query(sql, &[]).await? {
+        if !column::<bool>(row, "sees_all")? {
+            let role: String = column(row, "role")?;
+            let message =
+                format!("role {role} sees no other role's sessions: old transactions there were not looked for");
+            let fix = format!("grant pg_read_all_stats to {role};");
+            findings.push(Finding::new(Severity::Note, "snapshots", message, fix));
+        }
     }
     Ok(findings)
 }

@@ -1,0 +1,51 @@
+//! A database of a test's own.
+
+use tokio_postgres::Client;
+
+use crate::support::{connect, database_url, with_database};
+
+/// A database of its own, dropped when the test ends.
+pub struct Database {
+    pub name: String,
+    pub url: String,
+    server: String,
+}
+
+impl Database {
+    pub async fn create() -> Self {
+        Self::create_on(&database_url()).await
+    }
+
+    /// On another server than that of `DATABASE_URL`.
+    pub async fn create_on(server: &str) -> Self {
+        let name = format!("test_{}", uuid::Uuid::new_v4().simple());
+        connect(server)
+            .await
+            .batch_execute(&format!("create database {name}"))
+            .await
+            .expect("database");
+        Self {
+            url: with_database(server, &name),
+            server: server.to_string(),
+            name,
+        }
+    }
+
+    pub async fn drop(self) {
+        let server = connect(&self.server).await;
+        server
+            .batch_execute(&format!("drop database {} with (force)", self.name))
+            .await
+            .expect("drop");
+    }
+
+    pub async fn client(&self) -> Client {
+        connect(&self.url).await
+    }
+
+    /// A schema as the catalogs have it: a line an object, whatever the server's release is.
+    pub async fn catalog(&self, schema: &str) -> Vec<String> {
+        let rows = self.client().await.query(include_str!("catalog.sql"), &[&schema]).await;
+        rows.expect("catalog").iter().map(|row| row.get(0)).collect()
+    }
+}

@@ -1,0 +1,100 @@
+//! Every command through PgBouncer in transaction mode, whose connections others have used before.
+
+use std::sync::LazyLock;
+
+use serde_json::{Value, json};
+use tokio_postgres::Client;
+
+use crate::cluster::{Cluster, Options, Pooler, have};
+use crate::fixtures::create;
+use crate::process::{Finished, run_on};
+use crate::support::{TestSchema, connect};
+
+static SERVER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&Options::default()));
+
+/// Leaves statements behind, under the names that others would use, on both connections to the server.
+async fn leave_statements(url: &str) {
+    let clients: [Client; 2] = [connect(url).await, connect(url).await];
+    for client in &clients {
+        client.batch_execute("begin").await.expect("begin");
+    }
+    for client in &clients {
+        for number in 0..50 {
+            let statement = format!("prepare s{number} as select 1");
+            // There already, when this connection to the server is as old.
+            let _ = client.batch_execute(&format!("savepoint s; {statement}")).await;
+            let _ = client.batch_execute("rollback to savepoint s").await;
+        }
+        client.batch_execute("commit").await.expect("commit");
+    }
+}
+
+#[tokio::test]
+async fn every_command_works_through_a_pooler() {
+    if !have("pgbouncer") {
+        return;
+    }
+    let pooler = Pooler::start(&SERVER, 2);
+    let url = pooler.url("postgres");
+    let schema = TestSchema::on(SERVER.admin_url());
+    let cli = |arguments: &[&str]| -> Finished { run_on(&url, &[&["--schema", &schema.name], arguments].concat()) };
+    let json = |arguments: &[&str]| -> Value { cli(&[arguments, &["--json"]].concat()).ok().json() };
+
+    leave_statements(&url).await;
+    assert_eq!(json(&["schema", "apply"])["applied"], true);
+    assert_eq!(json(&["schema", "verify"])["ok"], true);
+    assert_eq!(json(&["schema", "version"])["standing"], "current");
+    leave_statements(&url).await;
+    connect(&schema.url)
+        .await
+        .batch_execute(&format!("create role {} login", schema.name))
+        .await
+        .expect("role");
+    assert_eq!(json(&["grant", &schema.name])["purpose"], "runtime");
+    let provider = schema.provider().await;
+    create(&*provider, "i").await;
+    assert_eq!(json(&["instances"])["instances"][0]["instance"], "i");
+    leave_statements(&url).await;
+    for arguments in [
+        &["status"][..],
+        &["watch", "--times", "1"],
+        &["show", "i"],
+        &["history", "i"],
+        &["raise", "i", "go"],
+        &["cancel", "i"],
+    ] {
+        cli(arguments).ok();
+    }
+    leave_statements(&url).await;
+    assert_eq!(json(&["delete", "i", "--force"])["instances"], 1);
+    let doctor = cli(&["doctor", "--json"]).json();
+    let checks: Vec<&Value> = doctor["findings"].as_array().expect("findings").iter().collect();
+    assert!(checks.iter().any(|finding| finding["check"] == "pooler"), "{doctor:#}");
+    assert!(
+        checks
+            .iter()
+            .all(|finding| finding["check"] == "pooler" || finding["check"] == "settings"),
+        "{doctor:#}"
+    );
+    leave_statements(&url).await;
+    assert_eq!(json(&["schema", "drop", "--yes"])["schema_dropped"], json!(true));
+}
+
+#[tokio::test]
+async fn a_pooler_that_knows_no_transactions_is_named() {
+    if !have("pgbouncer") {
+        return;
+    }
+    let pooler = Pooler::start_in("statement", &SERVER, 2);
+    let url = pooler.url("postgres");
+    let schema = TestSchema::on(SERVER.admin_url());
+    let cli = |arguments: &[&str]| -> Finished { run_on(&url, &[&["--schema", &schema.name], arguments].concat()) };
+    let says = &["a pooler in statement mode", "name the server itself"];
+    cli(&["schema", "apply"]).fails(2, says);
+    schema.provider().await;
+    cli(&["schema", "verify"]).fails(2, says);
+    cli(&["schema", "drop", "--yes"]).fails(2, says);
+    // What is one statement works there.
+    cli(&["schema", "version"]).ok();
+    cli(&["status"]).ok();
+}
