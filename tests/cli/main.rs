@@ -1,6 +1,9 @@
 //! The command `duroxide-postgres`, run as a process of its own against a real PostgreSQL: `DATABASE_URL` says which.
 
 mod act;
+#[allow(dead_code, reason = "shared with the other tests, which use all of it")]
+#[path = "../it/cluster.rs"]
+mod cluster;
 mod doctor;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/fixtures.rs"]
