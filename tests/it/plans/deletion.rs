@@ -12,7 +12,7 @@ const A_BURST_OF_STARTS: &str = "
     insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at)
     select 'old-' || n, 'Test', '1.0.0', 2, now() - interval '3 days', now() - interval '2 days' from generate_series(1, 5000) as n;
     insert into executions (instance_id, execution_id, status, started_at, completed_at)
-    select 'old-' || n, e, case e when 1 then 'ContinuedAsNew' else 'Completed' end, now() - interval '3 days', now() - interval '2 days' + n * interval '1 s'
+    select 'old-' || n, e, 'Completed', now() - interval '3 days', now() - interval '2 days' + n * interval '1 s'
       from generate_series(1, 5000) as n, generate_series(1, 2) as e;
     insert into history (instance_id, execution_id, event_id, event_data)
     select 'old-' || n, e, 1, '{}' from generate_series(1, 5000) as n, generate_series(1, 2) as e;
