@@ -15,8 +15,11 @@ use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::inner::Inner;
 
-/// How many instances a bulk operation takes when its filter does not say.
+/// How many instances a bulk operation takes when its filter does not say, and how many roots one transaction deletes at
+/// most: each takes a lock of the server's lock table.
 pub(crate) const BULK_LIMIT: i64 = 1000;
+/// Out of shared memory, or of another: what a transaction needs grows with what it deletes.
+const NO_ROOM: &str = "53200";
 
 /// A custom status and its version.
 pub(crate) type CustomStatus = (Option<String>, u64);
@@ -204,17 +207,32 @@ impl Inner {
 
     pub(crate) async fn delete_instance_bulk(&self, filter: &InstanceFilter) -> Result<DeleteInstanceResult, Failure> {
         const OPERATION: &str = "delete_instance_bulk";
-        let row = self
-            .one_row(
-                OPERATION,
-                &[
-                    &filter_ids(OPERATION, filter)?,
-                    &filter.completed_before.map(encode::epoch_ms),
-                    &filter.limit.map_or(BULK_LIMIT, i64::from),
-                ],
-            )
-            .await?;
-        self.decode_deletion(OPERATION, Some(&row))
+        let ids = filter_ids(OPERATION, filter)?;
+        let before = filter.completed_before.map(encode::epoch_ms);
+        let mut left = filter.limit.map_or(BULK_LIMIT, i64::from);
+        let mut batch = BULK_LIMIT;
+        let mut deleted = DeleteInstanceResult::default();
+        loop {
+            let roots = batch.min(left);
+            let rows = match self.caller.call(OPERATION, &[&ids, &before, &roots]).await {
+                Ok(rows) => rows,
+                Err(error) if roots > 1 && error.sql_state().is_some_and(|code| code.code() == NO_ROOM) => {
+                    batch = roots / 2;
+                    continue;
+                }
+                Err(error) => return Err(error.to_provider_error(OPERATION)),
+            };
+            let more = self.decode_deletion(OPERATION, rows.first())?;
+            deleted.instances_deleted += more.instances_deleted;
+            deleted.executions_deleted += more.executions_deleted;
+            deleted.events_deleted += more.events_deleted;
+            deleted.queue_messages_deleted += more.queue_messages_deleted;
+            left -= roots;
+            // A batch that is not full was the last.
+            if left <= 0 || more.instances_deleted < encode::from_id(roots) {
+                return Ok(deleted);
+            }
+        }
     }
 
     fn decode_deletion(&self, operation: &str, row: Option<&Row>) -> Result<DeleteInstanceResult, Failure> {

@@ -72,4 +72,8 @@ $$
 security definer
 set search_path from current
 set plan_cache_mode = force_custom_plan
+-- By key, whatever the statistics say.
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off;

@@ -19,15 +19,18 @@ begin
     perform lock_instances(p_instance_ids);
 
     if not p_force then
-        select i.instance_id
+        -- By key: beginning with all that run would cost as much as they are many.
+        select t.instance_id
           into v_instance
-          from instances as i
-          join executions as e
-            on e.instance_id = i.instance_id
-           and e.execution_id = i.current_execution_id
-         where i.instance_id = any (p_instance_ids)
-           -- Between two executions an instance is alive too.
-           and e.status in ('Running', 'ContinuedAsNew')
+          from unnest(p_instance_ids) as t (instance_id)
+         where (select e.status
+                  from instances as i
+                  join executions as e
+                    on e.instance_id = i.instance_id
+                   and e.execution_id = i.current_execution_id
+                 where i.instance_id = t.instance_id)
+               -- Between two executions an instance is alive too.
+               in ('Running', 'ContinuedAsNew')
          limit 1;
         if found then
             raise exception 'Instance "%" is still running: cancel it first, or use force to delete it anyway', v_instance

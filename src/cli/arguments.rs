@@ -138,7 +138,7 @@ pub(super) enum PruneCommand {
 
 #[derive(Debug, Args)]
 pub(super) struct Prune {
-    /// How many root instances, or executions, a transaction deletes at most.
+    /// How many instances, or executions, a transaction deletes at most; an instance goes with all below it.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000), value_name = "N")]
     pub(super) batch_size: u32,
 

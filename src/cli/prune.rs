@@ -1,9 +1,10 @@
 //! `prune`: deletes what is old, batch by batch. Each batch is a transaction of its own, so whatever ends the command
 //! early leaves what was done done, and the next run goes on.
 
-use std::time::Duration;
+mod work;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::VecDeque;
+
 use serde_json::json;
 use tokio_postgres::Row;
 
@@ -11,14 +12,7 @@ use super::arguments::{Prune, PruneCommand};
 use super::connection::{Connection, column};
 use super::output::{Failure, Outcome};
 use crate::call::Parameters;
-use crate::deploy;
-
-/// A batch waits for turns under way, but not for somebody who sleeps in a transaction.
-const LOCK_TIMEOUT: &str = "set local lock_timeout = '5s'";
-const ATTEMPTS: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(200);
-/// The exit code of what was interrupted, by custom.
-const INTERRUPTED: u8 = 130;
+use work::Work;
 
 pub(super) async fn run(connection: &Connection, prune: &PruneCommand) -> Result<Outcome, Failure> {
     match prune {
@@ -77,9 +71,17 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
     // Those that ended first go first, each status in the order of its index. Which of them can go is up to the function; one
     // that has to stay is passed by, not met again.
     let find = format!(
-        "select e.instance_id, e.completed_at::text as completed_at \
+        "select e.instance_id, e.completed_at::text as completed_at, tree.members \
            from {schema}.execution_status as e \
            join {schema}.instance_status as s on s.instance_id = e.instance_id \
+          cross join lateral ( \
+                with recursive tree (instance_id) as ( \
+                    select e.instance_id \
+                    union \
+                    select c.instance_id from tree as t \
+                      join {schema}.instance_status as c on c.parent_instance_id = t.instance_id \
+                ) \
+                select count(*) as members from tree) as tree \
           where e.is_current \
             and e.status = $1 \
             and e.completed_at < to_timestamp($2::bigint / 1000.0::double precision) \
@@ -90,35 +92,70 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
           limit $5"
     );
     let delete = format!("select * from {schema}.delete_instance_bulk($1, $2, $3)");
-    let mut work = Work::new(total, "instances", batch);
+    let mut work = Work::begin(connection, total, "instances", batch).await?;
     let mut deleted = [0; 3];
+    let mut too_large = Vec::new();
     for status in ["Completed", "Failed"] {
         let mut last = ("-infinity".to_string(), String::new());
         loop {
-            let limit = i64::from(batch.batch_size);
-            let rows = connection
-                .query(&find, &[&status, &before, &last.0, &last.1, &limit])
-                .await?;
+            let rows = work
+                .client
+                .query(&find, &[&status, &before, &last.0, &last.1, &work.size])
+                .await
+                .map_err(|error| work.failed(error))?;
             let Some(row) = rows.last() else {
                 break;
             };
             last = (column(row, "completed_at")?, column(row, "instance_id")?);
-            let roots: Vec<String> = rows
+            let mut trees = rows
                 .iter()
-                .map(|row| column(row, "instance_id"))
-                .collect::<Result<_, _>>()?;
-            let row = work.batch(connection, &delete, &[&roots, &before, &limit]).await?;
-            deleted[0] += column::<i64>(&row, "instances_deleted")?;
-            deleted[1] += column::<i64>(&row, "executions_deleted")?;
-            deleted[2] += column::<i64>(&row, "events_deleted")?;
-            work.done(deleted[0])?;
+                .map(|row| Ok((column(row, "instance_id")?, column(row, "members")?)))
+                .collect::<Result<VecDeque<(String, i64)>, Failure>>()?;
+            while !trees.is_empty() {
+                let roots = together(&trees, work.size);
+                let limit = roots.len() as i64;
+                let Some(row) = work.batch(&delete, &[&roots, &before, &limit], limit > 1).await? else {
+                    let members: i64 = trees.iter().take(roots.len()).map(|(_, members)| members).sum();
+                    if roots.len() > 1 {
+                        work.shrink(members / 2);
+                    } else {
+                        // Nothing smaller can be tried; others shall not stay because of it.
+                        too_large.extend(trees.pop_front());
+                    }
+                    continue;
+                };
+                drop(trees.drain(..roots.len()));
+                deleted[0] += column::<i64>(&row, "instances_deleted")?;
+                deleted[1] += column::<i64>(&row, "executions_deleted")?;
+                deleted[2] += column::<i64>(&row, "events_deleted")?;
+                work.done(deleted[0])?;
+            }
         }
     }
     work.finish();
     let [instances, executions, events] = deleted;
     let text = format!("deleted {instances} instances, {executions} executions, {events} events");
     let json = json!({ "dry_run": false, "instances": instances, "executions": executions, "events": events });
-    Ok(Outcome::new(text, json))
+    let problem = too_large.first().map(|(root, members)| {
+        Failure::new(format!(
+            "instance {root:?} and all below it are {members}, for which the server's lock table has no room (53200): it \
+             stays, as do {} more. Raise max_locks_per_transaction and run it again",
+            too_large.len() - 1
+        ))
+    });
+    Ok(Outcome::new(text, json).with_problem(problem))
+}
+
+/// The first trees, as many as have no more than `size` instances together, but always one: a tree goes as a whole.
+fn together(trees: &VecDeque<(String, i64)>, size: i64) -> Vec<String> {
+    let mut sum = 0;
+    let mut fits = |members: i64| {
+        let first = sum == 0;
+        sum += members.max(1);
+        first || sum <= size
+    };
+    let trees = trees.iter().take_while(|(_, members)| fits(*members));
+    trees.map(|(root, _)| root.clone()).collect()
 }
 
 /// An instance, how many executions it has, and how many of them may go.
@@ -147,13 +184,14 @@ async fn executions(
         "select * from {}.prune_executions($1, null, $2, $3, $4)",
         connection.schema.quoted()
     );
-    let mut work = Work::new(total, "executions", batch);
+    let mut work = Work::begin(connection, total, "executions", batch).await?;
     let (mut executions, mut events) = (0, 0);
     for (instances, keep_last) in batches(&candidates, keep_last, i64::from(batch.batch_size)) {
         let count = instances.len() as i64;
-        let row = work
-            .batch(connection, &prune, &[&instances, &count, &keep_last, &before])
-            .await?;
+        let parameters: Parameters<'_> = &[&instances, &count, &keep_last, &before];
+        let Some(row) = work.batch(&prune, parameters, false).await? else {
+            return Err(work.stopped("the server is out of memory (53200): use a smaller --batch-size", 1));
+        };
         executions += column::<i64>(&row, "executions_deleted")?;
         events += column::<i64>(&row, "events_deleted")?;
         work.done(executions)?;
@@ -238,88 +276,6 @@ fn first(rows: &[Row], name: &str) -> Result<i64, Failure> {
     rows.first().map_or(Ok(0), |row| column(row, name))
 }
 
-/// Progress, pauses and interruptions.
-struct Work {
-    progress: ProgressBar,
-    what: &'static str,
-    done: i64,
-    interrupted: tokio::task::JoinHandle<()>,
-}
-
-impl Work {
-    fn new(total: i64, what: &'static str, batch: &Prune) -> Self {
-        let progress = ProgressBar::new(total.unsigned_abs());
-        let template = "{bar:40} {pos}/{len} {msg} {elapsed} (about {eta} left)";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            progress.set_style(style);
-        }
-        progress.set_message(format!("{what}, {} at a time", batch.batch_size));
-        Self {
-            progress,
-            what,
-            done: 0,
-            // From now on an interrupt does not end the process: the batch under way is finished first.
-            interrupted: tokio::spawn(async {
-                let _ = tokio::signal::ctrl_c().await;
-            }),
-        }
-    }
-
-    /// One batch, in a transaction; again if somebody was in the way.
-    async fn batch(&self, connection: &Connection, sql: &str, parameters: Parameters<'_>) -> Result<Row, Failure> {
-        let mut client = connection.client().await?;
-        for attempt in 1.. {
-            let attempted = async {
-                let transaction = client.transaction().await?;
-                transaction.batch_execute(LOCK_TIMEOUT).await?;
-                let row = transaction.query_one(sql, parameters).await?;
-                transaction.commit().await?;
-                Ok::<_, tokio_postgres::Error>(row)
-            };
-            match attempted.await {
-                Ok(row) => return Ok(row),
-                Err(error) => {
-                    let passes = error
-                        .code()
-                        .is_some_and(|code| matches!(code.code(), "55P03" | "40P01" | "40001" | "DX006"));
-                    if !passes || attempt == ATTEMPTS {
-                        let failure = Failure::from(deploy::database(error));
-                        return Err(self.stopped(&failure.to_string(), failure.code));
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                }
-            }
-        }
-        Err(Failure::new("no attempt was made"))
-    }
-
-    /// So many are done. Fails if it was interrupted.
-    fn done(&mut self, done: i64) -> Result<(), Failure> {
-        self.done = done;
-        self.progress.set_position(done.unsigned_abs());
-        if self.interrupted.is_finished() {
-            return Err(self.stopped("interrupted", INTERRUPTED));
-        }
-        Ok(())
-    }
-
-    fn stopped(&self, why: &str, code: u8) -> Failure {
-        self.progress.finish_and_clear();
-        Failure::with_code(
-            format!(
-                "{why}. {} {} were deleted before that; run it again to go on",
-                self.done, self.what
-            ),
-            code,
-        )
-    }
-
-    fn finish(&self) {
-        self.progress.finish_and_clear();
-        self.interrupted.abort();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -330,6 +286,20 @@ mod tests {
             executions,
             prunable,
         }
+    }
+
+    #[test]
+    fn trees_go_together_as_long_as_they_fit_and_a_big_one_alone() {
+        let mut trees: VecDeque<(String, i64)> = [("a", 3), ("b", 2), ("c", 1), ("d", 9), ("e", 0), ("f", 4)]
+            .map(|(root, members)| (root.to_string(), members))
+            .into();
+        let mut batches = Vec::new();
+        while !trees.is_empty() {
+            let roots = together(&trees, 5);
+            trees.drain(..roots.len());
+            batches.push(roots.concat());
+        }
+        assert_eq!(batches, ["ab", "c", "d", "ef"]);
     }
 
     #[test]

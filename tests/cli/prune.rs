@@ -1,5 +1,8 @@
 //! `prune`: batch by batch, and never what runs.
 
+mod beside_work;
+mod lock_table;
+
 use std::process::Command;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,7 @@
 //! The plans of the hot functions on big tables: what each statement inside them really did, as auto_explain reports it.
 
+mod deletion;
+
 use std::sync::{Arc, Mutex};
 
 use duroxide::providers::WorkItem;

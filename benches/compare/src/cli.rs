@@ -13,7 +13,7 @@ use crate::workloads::Name;
 /// All candidates run interleaved on one PostgreSQL server, each measurement on a fresh schema after a checkpoint.
 /// Results are appended to results.jsonl as they come; the report (README.md and charts) is rendered from that file, and
 /// runs of different workloads are merged into one report. Start it with `scripts/compare`, which provides a throwaway
-/// server with default durability. Everything but `steady` takes about 40 minutes; a machine that does nothing else is
+/// server with default durability. Everything but `steady` takes about 50 minutes; a machine that does nothing else is
 /// needed for figures that mean something.
 #[derive(Debug, Parser)]
 #[command(name = "compare", version, args_conflicts_with_subcommands = true)]

@@ -5,6 +5,7 @@ mod cli;
 mod context;
 mod items;
 mod load;
+mod lock_waits;
 mod machine;
 mod process;
 mod record;
@@ -25,6 +26,13 @@ use crate::candidates::{PEER_POOL_VARIABLE, POOL_SIZE};
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    // The workload `prune` starts this program as the command, in a process of its own.
+    if std::env::args_os()
+        .next()
+        .is_some_and(|name| name == workloads::prune::PROGRAM)
+    {
+        return duroxide_postgres::cli::main();
+    }
     // SAFETY: nothing else runs yet that could read or write the environment.
     unsafe { std::env::set_var(PEER_POOL_VARIABLE, POOL_SIZE.to_string()) };
     // Before a runtime of the framework installs one that logs every orchestration.

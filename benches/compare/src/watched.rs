@@ -32,10 +32,23 @@ pub enum Moment {
     End,
 }
 
+/// What can be timed, once that is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Call {
+    Enqueue,
+    Fetch,
+    Ack,
+    ActivityAck,
+    /// An orchestration from its start to its end.
+    Whole,
+}
+
 /// What is known from watching.
 #[derive(Default)]
 pub struct Watch {
     stopped: AtomicBool,
+    recording: AtomicBool,
+    samples: Mutex<HashMap<Call, Vec<u32>>>,
     completed: AtomicU64,
     pub errors: Errors,
     observers: Mutex<HashMap<String, (Moment, oneshot::Sender<Instant>)>>,
@@ -49,6 +62,26 @@ impl Watch {
     /// Orchestrations that have completed so far.
     pub fn completed(&self) -> u64 {
         self.completed.load(Ordering::Relaxed)
+    }
+
+    /// From now on calls are timed, or no longer.
+    pub fn record(&self, on: bool) {
+        self.recording.store(on, Ordering::Relaxed);
+    }
+
+    /// Notes how long something took, while that is asked for.
+    pub fn sample(&self, call: Call, took: Duration) {
+        if self.recording.load(Ordering::Relaxed) {
+            let microseconds = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+            let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+            samples.entry(call).or_default().push(microseconds);
+        }
+    }
+
+    /// How long each took, in microseconds.
+    pub fn samples(&self, call: Call) -> Vec<u32> {
+        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        samples.get(&call).cloned().unwrap_or_default()
     }
 
     /// From now on no call returns.
@@ -103,6 +136,17 @@ impl Watched {
         }
     }
 
+    async fn timed<T>(
+        &self,
+        call: Call,
+        future: impl Future<Output = Result<T, ProviderError>>,
+    ) -> Result<T, ProviderError> {
+        let clock = Instant::now();
+        let result = future.await;
+        self.watch.sample(call, clock.elapsed());
+        self.note(result)
+    }
+
     fn note<T>(&self, result: Result<T, ProviderError>) -> Result<T, ProviderError> {
         result.inspect_err(|error| self.watch.errors.add(&error.to_string()))
     }
@@ -151,7 +195,7 @@ impl Provider for Watched {
             metadata,
             cancelled_activities,
         );
-        self.note(ack.await)?;
+        self.timed(Call::Ack, ack).await?;
         self.watch.committed(instance, ended);
         Ok(())
     }
@@ -211,7 +255,8 @@ impl Provider for Watched {
 
     async fn ack_work_item(&self, token: &str, completion: Option<WorkItem>) -> Result<(), ProviderError> {
         self.gate().await;
-        self.note(self.inner.ack_work_item(token, completion).await)
+        self.timed(Call::ActivityAck, self.inner.ack_work_item(token, completion))
+            .await
     }
 
     async fn renew_work_item_lock(&self, token: &str, extend_for: Duration) -> Result<(), ProviderError> {
@@ -252,7 +297,8 @@ impl Provider for Watched {
 
     async fn enqueue_for_orchestrator(&self, item: WorkItem, delay: Option<Duration>) -> Result<(), ProviderError> {
         self.gate().await;
-        self.note(self.inner.enqueue_for_orchestrator(item, delay).await)
+        self.timed(Call::Enqueue, self.inner.enqueue_for_orchestrator(item, delay))
+            .await
     }
 
     fn as_management_capability(&self) -> Option<&dyn ProviderAdmin> {

@@ -10,6 +10,7 @@ mod latency;
 pub mod memory;
 mod nodes;
 mod prepare;
+pub mod prune;
 mod snapshot;
 mod steady;
 mod stress;
@@ -56,6 +57,8 @@ pub enum Name {
     Backlog,
     /// Turns while somebody holds an old snapshot
     Snapshot,
+    /// Deleting 100,000 finished instances beside work
+    Prune,
     /// Turns for many minutes (see --steady-minutes)
     Steady,
     /// Memory of a process that has touched many histories
@@ -65,7 +68,7 @@ pub enum Name {
 }
 
 impl Name {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Turns,
         Self::Activities,
         Self::Enqueue,
@@ -80,6 +83,7 @@ impl Name {
         Self::FanOut,
         Self::Backlog,
         Self::Snapshot,
+        Self::Prune,
         Self::Steady,
         Self::Memory,
         Self::Floor,
@@ -102,6 +106,7 @@ impl Name {
             Self::FanOut => "fan-out",
             Self::Backlog => "backlog",
             Self::Snapshot => "snapshot",
+            Self::Prune => "prune",
             Self::Steady => "steady",
             Self::Memory => "memory",
             Self::Floor => "floor",
@@ -124,6 +129,7 @@ impl Name {
             Self::FanOut => &whole::FanOut,
             Self::Backlog => &backlog::Backlog,
             Self::Snapshot => &snapshot::Snapshot,
+            Self::Prune => &prune::Prune,
             Self::Steady => &steady::Steady,
             Self::Memory => &memory::Memory,
             Self::Floor => &floor::Floor,

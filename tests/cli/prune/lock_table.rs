@@ -1,0 +1,84 @@
+//! More instances than the server's lock table has room for.
+
+use duroxide::providers::{InstanceFilter, ProviderAdmin};
+
+use super::{count, ended};
+use crate::cluster::{Cluster, Options, have};
+use crate::process::cli;
+use crate::support::TestSchema;
+
+const INSTANCES: i64 = 6000;
+
+/// A server whose lock table has room for some hundreds.
+fn small_server() -> Option<Cluster> {
+    have("initdb").then(|| {
+        Cluster::start(&Options {
+            settings: "max_connections = 30\nmax_locks_per_transaction = 10\n",
+            ..Options::default()
+        })
+    })
+}
+
+#[tokio::test]
+async fn too_large_a_batch_becomes_smaller_ones() {
+    let Some(server) = small_server() else { return };
+    let schema = TestSchema::on(server.admin_url());
+    let provider = schema.provider().await;
+    ended(&schema, INSTANCES).await;
+    let all = INSTANCES.to_string();
+    let pruned = cli(
+        &schema,
+        &[
+            "prune",
+            "instances",
+            "--older-than",
+            "1d",
+            "--batch-size",
+            &all,
+            "--json",
+        ],
+    );
+    assert_eq!(pruned.code, 0, "{}", pruned.err);
+    let half = format!("going on with {} instances at a time", INSTANCES / 2);
+    assert!(
+        pruned.err.contains("53200") && pruned.err.contains(&half),
+        "{}",
+        pruned.err
+    );
+    assert_eq!(pruned.json()["instances"], INSTANCES);
+    assert_eq!(count(&schema, "mailboxes").await, 0);
+
+    // The library's own bulk deletion, beyond what one transaction takes.
+    ended(&schema, INSTANCES).await;
+    let filter = InstanceFilter {
+        limit: Some(INSTANCES as u32 - 1),
+        ..InstanceFilter::default()
+    };
+    let deleted = provider.delete_instance_bulk(filter).await.expect("deleted");
+    assert_eq!(deleted.instances_deleted as i64, INSTANCES - 1);
+    assert_eq!(deleted.events_deleted as i64, 3 * (INSTANCES - 1));
+    assert_eq!(count(&schema, "instances").await, 1);
+}
+
+/// It stays, and the command says so; others do not stay because of it.
+#[tokio::test]
+async fn a_tree_larger_than_the_lock_table_is_passed_by() {
+    let Some(server) = small_server() else { return };
+    let schema = TestSchema::on(server.admin_url());
+    let _provider = schema.provider().await;
+    ended(&schema, INSTANCES).await;
+    schema
+        .client()
+        .await
+        .batch_execute(
+            "update executions set completed_at = completed_at - interval '1 h' where instance_id = 'old-2'; \
+             update instances set parent_instance_id = 'old-2' where instance_id not in ('old-1', 'old-2')",
+        )
+        .await
+        .expect("a tree");
+    let pruned = cli(&schema, &["prune", "instances", "--older-than", "1d"])
+        .fails(1, &["53200", "max_locks_per_transaction", "\"old-2\"", "are 5999,"]);
+    assert_eq!(pruned.out, "deleted 1 instances, 1 executions, 3 events\n");
+    assert_eq!(count(&schema, "instances where instance_id = 'old-1'").await, 0);
+    assert_eq!(count(&schema, "instances").await, INSTANCES - 1);
+}
