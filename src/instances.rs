@@ -220,7 +220,7 @@ impl Inner {
                     batch = roots / 2;
                     continue;
                 }
-                Err(error) => return Err(error.to_provider_error(OPERATION)),
+                Err(error) => return Err(error.to_failure(OPERATION)),
             };
             let more = self.decode_deletion(OPERATION, rows.first())?;
             deleted.instances_deleted += more.instances_deleted;

@@ -146,3 +146,13 @@ pub fn key_values(url: &str) -> String {
     let database = config.get_dbname().expect("a database");
     format!("host={host} port={port} dbname={database}")
 }
+
+/// The user and password of a URL, as key=value pairs.
+pub fn user(url: &str) -> String {
+    let config: Config = url.parse().expect("DATABASE_URL");
+    let password = config
+        .get_password()
+        .map(|password| String::from_utf8_lossy(password).into_owned());
+    let user = config.get_user().expect("a user").to_string();
+    password.map_or(user.clone(), |password| format!("{user} password={password}"))
+}
