@@ -174,7 +174,7 @@ async fn prune(context: &Context<'_>, point: &Point, all: i64, outcome: &mut Out
             if child.try_wait()?.is_some() {
                 bail!("prune ended before it was killed");
             }
-            sleep(Duration::from_millis(50)).await;
+            sleep(Duration::from_millis(context.scale.pick(50, 2))).await;
         }
         child.kill().await?;
         let torn = orphans(context).await?;
@@ -217,7 +217,8 @@ impl Workload for Prune {
                 .iter()
                 .map(|&batch| Point::new(format!("batches of {batch}"), batch as f64)),
         );
-        points.push(Point::new(KILLED, scale.pick(500.0, 20.0)));
+        // Few at a time where there are few, so that it does not end before it is killed.
+        points.push(Point::new(KILLED, scale.pick(500.0, 1.0)));
         points
     }
 
