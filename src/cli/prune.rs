@@ -98,11 +98,8 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
     for status in ["Completed", "Failed"] {
         let mut last = ("-infinity".to_string(), String::new());
         loop {
-            let rows = work
-                .client
-                .query(&find, &[&status, &before, &last.0, &last.1, &work.size])
-                .await
-                .map_err(|error| work.failed(error))?;
+            let size = work.size;
+            let rows = work.find(&find, &[&status, &before, &last.0, &last.1, &size]).await?;
             let Some(row) = rows.last() else {
                 break;
             };

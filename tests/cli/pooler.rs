@@ -62,6 +62,8 @@ async fn every_command_works_through_a_pooler() {
         &["history", "i"],
         &["raise", "i", "go"],
         &["cancel", "i"],
+        &["prune", "instances", "--older-than", "0s"],
+        &["prune", "executions", "--keep-last", "1"],
     ] {
         cli(arguments).ok();
     }

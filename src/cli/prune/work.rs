@@ -9,14 +9,15 @@ use tokio_postgres::Row;
 
 use crate::call::Parameters;
 use crate::cli::arguments::Prune;
-use crate::cli::connection::Connection;
+use crate::cli::connection::{Connection, query_unnamed};
 use crate::cli::output::Failure;
 use crate::deploy;
 
 /// A batch waits for turns under way, but not for somebody who sleeps in a transaction.
 const LOCK_TIMEOUT: &str = "set local lock_timeout = '5s'";
 /// What finds the next batch begins where the last one ended, in the order of an index, whatever the statistics say.
-const SETTINGS: &str = "set enable_seqscan = off; set enable_hashjoin = off; set enable_mergejoin = off; set jit = off";
+const BY_INDEX: &str = "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; \
+                        set local jit = off";
 /// Out of shared memory, or of another: what a batch needs grows with its size.
 const NO_ROOM: &str = "53200";
 const ATTEMPTS: u32 = 10;
@@ -26,7 +27,7 @@ const INTERRUPTED: u8 = 130;
 
 /// A connection, progress, pauses and interruptions.
 pub(super) struct Work {
-    pub(super) client: ClientWrapper,
+    client: ClientWrapper,
     /// How many a batch may take.
     pub(super) size: i64,
     progress: ProgressBar,
@@ -43,7 +44,6 @@ impl Work {
         batch: &Prune,
     ) -> Result<Self, Failure> {
         let client = connection.session().await?;
-        client.batch_execute(SETTINGS).await.map_err(deploy::database)?;
         let progress = ProgressBar::new(total.unsigned_abs());
         let template = "{bar:40} {pos}/{len} {msg} {elapsed} (about {eta} left)";
         if let Ok(style) = ProgressStyle::with_template(template) {
@@ -83,6 +83,26 @@ impl Work {
         });
     }
 
+    /// What the next batches are.
+    pub(super) async fn find(&mut self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
+        let found = self.transaction(BY_INDEX, sql, parameters).await;
+        found.map_err(|error| self.failed(error))
+    }
+
+    /// One statement, with settings that end with it: through a pooler, the next may be on another connection.
+    async fn transaction(
+        &mut self,
+        settings: &str,
+        sql: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let transaction = self.client.transaction().await?;
+        transaction.batch_execute(settings).await?;
+        let rows = query_unnamed(&*transaction, sql, parameters).await?;
+        transaction.commit().await?;
+        Ok(rows)
+    }
+
     /// One batch, in a transaction; again if somebody was in the way. None if the lock table has no room for it, which is
     /// final where the batch is `divisible`: nothing was done.
     pub(super) async fn batch(
@@ -92,15 +112,8 @@ impl Work {
         divisible: bool,
     ) -> Result<Option<Row>, Failure> {
         for attempt in 1.. {
-            let attempted = async {
-                let transaction = self.client.transaction().await?;
-                transaction.batch_execute(LOCK_TIMEOUT).await?;
-                let row = transaction.query_one(sql, parameters).await?;
-                transaction.commit().await?;
-                Ok::<_, tokio_postgres::Error>(row)
-            };
-            match attempted.await {
-                Ok(row) => return Ok(Some(row)),
+            match self.transaction(LOCK_TIMEOUT, sql, parameters).await {
+                Ok(rows) => return Ok(rows.into_iter().next()),
                 Err(error) => {
                     let code = error.code().map_or("", |code| code.code());
                     if code == NO_ROOM && (divisible || attempt == ATTEMPTS) {
