@@ -12,6 +12,7 @@ mod instances;
 mod output;
 mod prune;
 mod schema;
+pub(crate) mod shell;
 mod show;
 mod status;
 mod timeline;

@@ -169,7 +169,7 @@ async fn an_outage_is_no_reason_for_a_storm() {
         caller.await.expect("no panic");
     }
     provider.get_queue_depths().await.expect("the server is back");
-    assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
+    assert!(back.elapsed() < Duration::from_secs(15), "{:?}", back.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -105,7 +105,8 @@ async fn a_server_that_hangs_is_not_tried_first_again() {
     both.user(config.get_user().expect("user"))
         .dbname(config.get_dbname().expect("database"));
     config.get_password().map(|password| both.password(password));
-    both.connect_timeout(Duration::from_millis(500));
+    let patience = Duration::from_secs(4);
+    both.connect_timeout(patience);
     let provider = duroxide_postgres::Builder::from_config(both)
         .schema(&schema.name)
         .pool_size(8)
@@ -115,6 +116,7 @@ async fn a_server_that_hangs_is_not_tried_first_again() {
     let begun = Instant::now();
     let calls = (0..8).map(|_| async { provider.read("i").await.expect("read") });
     futures_util::future::join_all(calls).await;
+    // Had only one of their connections tried it first, it would have taken longer.
     let elapsed = begun.elapsed();
-    assert!(elapsed < Duration::from_millis(900), "{elapsed:?}");
+    assert!(elapsed < patience, "{elapsed:?}");
 }

