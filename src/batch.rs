@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tracing::{Instrument, Span, debug};
 
-use crate::carried::Carried;
+use crate::carried::{Carried, Dependent};
 use crate::error::CallError;
 use crate::inner::Inner;
 use crate::telemetry::{self, metrics};
@@ -49,19 +49,21 @@ enum Batched<R> {
 pub(crate) type Call<T, R> = fn(Arc<Inner>, Vec<Arc<T>>) -> BoxFuture<'static, Vec<R>>;
 
 /// Calls of one kind, one on the wire at a time.
-pub(crate) struct Batcher<T, R> {
+pub(crate) struct Batcher<T, R: Send + 'static> {
     line: Arc<Line<T, R>>,
 }
 
-struct Line<T, R> {
+struct Line<T, R: Send + 'static> {
     /// The method whose calls these are.
     operation: &'static str,
     call: Call<T, R>,
     state: Mutex<State<T, R>>,
 }
 
-struct State<T, R> {
+struct State<T, R: Send + 'static> {
     busy: bool,
+    /// What keeps the line busy, if a caller carries it out itself.
+    carried: Option<Dependent<Option<R>>>,
     next_id: u64,
     waiting: VecDeque<Waiting<T, R>>,
 }
@@ -82,6 +84,7 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
                 call,
                 state: Mutex::new(State {
                     busy: false,
+                    carried: None,
                     next_id: 0,
                     waiting: VecDeque::new(),
                 }),
@@ -105,13 +108,20 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
                     answers.into_iter().next()
                 };
                 let carried = Carried::new(call.instrument(batch).boxed());
-                return carried.await.map_or(Batched::Unknown, Batched::Answered);
+                self.line.lock().carried = Some(carried.dependent());
+                return carried.await.flatten().map_or(Batched::Unknown, Batched::Answered);
             }
             Entered::Waiting { id, answer } => (id, answer),
         };
         let answered = match tokio::time::timeout(PATIENCE, &mut answer).await {
             Ok(answered) => answered,
-            Err(_) if self.line.withdraw(id) => return Batched::Alone,
+            Err(_) if self.line.withdraw(id) => {
+                // Should its caller have stopped, the line must not stay stuck.
+                if let Some(carried) = self.line.lock().carried.take() {
+                    carried.adopt();
+                }
+                return Batched::Alone;
+            }
             Err(_) => answer.await,
         };
         answered.map_or(Batched::Unknown, Batched::Answered)
@@ -171,7 +181,7 @@ enum Entered<T, R> {
     },
 }
 
-impl<T, R> Line<T, R> {
+impl<T, R: Send + 'static> Line<T, R> {
     fn enter(&self, request: Arc<T>, span: Span) -> Entered<T, R> {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.busy, true) {
@@ -202,7 +212,7 @@ impl<T, R> Line<T, R> {
     }
 }
 
-impl<T: Request, R> State<T, R> {
+impl<T: Request, R: Send + 'static> State<T, R> {
     /// The requests of the next call.
     fn next_call(&mut self) -> Vec<Waiting<T, R>> {
         let mut call = Vec::new();
@@ -236,6 +246,7 @@ impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {
     fn drop(&mut self) {
         let next = {
             let mut state = self.line.lock();
+            state.carried = None;
             if state.waiting.is_empty() {
                 state.busy = false;
                 return;

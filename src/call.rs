@@ -277,11 +277,12 @@ impl Caller {
         parameters: Parameters<'_>,
         follow: Option<&Follow>,
     ) -> Result<Vec<Row>, CallError> {
-        let sent = AtomicBool::new(false);
+        let (connected, sent) = (AtomicBool::new(false), AtomicBool::new(false));
         let attempt = async {
             let waiting = call.waits_for(Connections::Reserved);
             let connection = self.connection(None, None).await?;
             drop(waiting);
+            connected.store(true, Ordering::Relaxed);
             self.attempt(call, &connection, parameters, &sent, follow).await
         };
         match tokio::time::timeout(timeout, attempt).await {
@@ -293,7 +294,9 @@ impl Caller {
                 if sent.into_inner() {
                     return Err(CallError::TimedOut);
                 }
-                metrics::pool_timeout(Connections::Reserved);
+                if !connected.into_inner() {
+                    metrics::pool_timeout(Connections::Reserved);
+                }
                 Err(CallError::NoConnection(NoConnection::TimedOut(timeout)))
             }
         }

@@ -116,7 +116,7 @@ impl<R: Request> Line<R> {
         }
     }
 
-    fn register(&self, request: &R, impatient: bool) -> Registered<R::Item> {
+    fn register<'a>(&'a self, request: &'a R, impatient: bool) -> Registered<'a, R> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
         let span = Span::current();
@@ -138,19 +138,33 @@ impl<R: Request> Line<R> {
             (id, Arc::clone(&group.sooner))
         };
         Registered {
-            id,
+            place: Place {
+                line: self,
+                request,
+                id,
+            },
             answer: receiver,
             sooner,
         }
     }
 
-    /// Makes a look if one is due. Tells when the next will be, if nothing happens. `arrived`: the caller only just came.
-    fn look_if_due(&self, inner: &Arc<Inner>, request: &R, arrived: bool) -> (Instant, Option<Carried<()>>) {
+    /// Makes a look if one is due; returns it if it is for the caller alone, who then carries it out. Tells when the next will
+    /// be, if nothing happens. `arrived`: the caller only just came.
+    fn look_if_due(
+        &self,
+        inner: &Arc<Inner>,
+        request: &R,
+        caller: u64,
+        arrived: bool,
+    ) -> (Instant, Option<Carried<()>>) {
         let now = Instant::now();
         let (next, look) = match self.lock().get_mut(request) {
             None => (now + SLOW_LOOK, None),
             Some(group) => {
-                let look = group.due_look(now);
+                let look = group.due_look(now).map(|sent| {
+                    let alone = sent.wanted == 1 && group.look_of(caller) == Some(sent.id);
+                    (sent, alone)
+                });
                 let next = if group.looks > 0 {
                     now + SLOW_LOOK
                 } else {
@@ -159,12 +173,14 @@ impl<R: Request> Line<R> {
                 (next, look)
             }
         };
-        let look = look.map(|mut sent| {
+        let look = look.and_then(|(mut sent, alone)| {
             if arrived {
                 // Whatever else may have happened while nobody asked.
                 sent.reason = Reason::Asked;
             }
-            make_look(inner, request, sent, None)
+            let look = make_look(inner, request, sent, None);
+            // One for others must not depend on whether this caller goes on: dropped here, it goes on by itself.
+            alone.then_some(look)
         });
         (next, look)
     }
@@ -272,10 +288,24 @@ fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>, be
 }
 
 /// A place among those who wait.
-struct Registered<T> {
-    id: u64,
-    answer: oneshot::Receiver<Answer<T>>,
+struct Registered<'a, R: Request> {
+    place: Place<'a, R>,
+    answer: oneshot::Receiver<Answer<R::Item>>,
     sooner: Arc<Notify>,
+}
+
+/// Given up when the caller goes away: nothing of it, its span included, stays behind.
+struct Place<'a, R: Request> {
+    line: &'a Line<R>,
+    request: &'a R,
+    id: u64,
+}
+
+impl<R: Request> Drop for Place<'_, R> {
+    fn drop(&mut self) {
+        // Dropped after the lock: whoever subscribes to spans is told.
+        let _waiter = (self.line.lock().get_mut(self.request)).and_then(|group| group.leave(self.id));
+    }
 }
 
 /// A look on the wire. It lands also when its task is cancelled because the runtime shuts down.
@@ -308,7 +338,7 @@ impl<R: Request> Drop for Look<R> {
 
 async fn look_lands(look: &mut Option<Carried<()>>) {
     match look {
-        Some(look) => look.await,
+        Some(look) => drop(look.await),
         None => std::future::pending().await,
     }
 }
@@ -336,7 +366,7 @@ impl Inner {
         // Who does not wait is answered by the look that is sent for it.
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
-        let Registered { id, answer, sooner } = R::line(self).register(request, impatient);
+        let Registered { place, answer, sooner } = R::line(self).register(request, impatient);
         let mut answer = pin!(answer);
         let mut carried = None;
         let mut arrived = true;
@@ -344,7 +374,7 @@ impl Inner {
             // Registered before the time is read, so that no change of it is missed.
             let mut moved = pin!(sooner.notified());
             moved.as_mut().enable();
-            let (next, look) = R::line(self).look_if_due(self, request, std::mem::take(&mut arrived));
+            let (next, look) = R::line(self).look_if_due(self, request, place.id, std::mem::take(&mut arrived));
             // One that is still on the wire goes on by itself.
             carried = look.or(carried);
             tokio::select! {
@@ -361,7 +391,7 @@ impl Inner {
                 () = tokio::time::sleep_until(deadline.min(next)) => {}
             }
             if Instant::now() >= deadline {
-                if R::line(self).withdraw(request, id) {
+                if R::line(self).withdraw(request, place.id) {
                     return Ok(Fetch::Nothing);
                 }
                 deadline += UNTIL_ANSWERED;

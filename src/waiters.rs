@@ -182,6 +182,17 @@ impl<T> Group<T> {
         self.behind.as_ref().is_some_and(|behind| behind.call == call)
     }
 
+    /// The look on the wire that is for this waiter.
+    pub(crate) fn look_of(&self, id: u64) -> Option<u64> {
+        self.waiters.iter().find(|waiter| waiter.id == id)?.look
+    }
+
+    /// Takes a waiter out.
+    pub(crate) fn leave(&mut self, id: u64) -> Option<Waiter<T>> {
+        let position = self.waiters.iter().position(|waiter| waiter.id == id)?;
+        self.waiters.remove(position)
+    }
+
     /// A look is no longer on the wire.
     pub(crate) fn landed(&mut self, look: u64) {
         self.looks -= 1;

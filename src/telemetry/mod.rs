@@ -2,8 +2,8 @@
 //! `docs/observability.md`. Instances are named, payloads never.
 //!
 //! A provider method is an *operation*; what it asks of the database is a *call*. In between, operations of one kind
-//! may share a *batch*, and fetches that wait share a *look*. Both run in tasks of their own: for one operation alone they
-//! are its children, for several they follow from all of them.
+//! may share a *batch*, and fetches that wait share a *look*. For one operation alone they are its children; for several
+//! they run in tasks of their own and follow from all of them.
 
 #[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
 pub(crate) mod metrics;

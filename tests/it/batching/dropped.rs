@@ -2,10 +2,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use duroxide::providers::{Provider, ProviderError};
 
-use super::{ACTIVITY_ACKS, MESSAGES, TURN_ACKS, World, ack_activity, ack_first, begin, instances, senders, sorted};
+use super::{
+    ACTIVITY_ACKS, FETCH_TURNS, MESSAGES, TURN_ACKS, World, ack_activity, ack_first, begin, instances, senders, sorted,
+};
 use crate::fixtures::{LOCK, start, turn};
 
 type Call = Pin<Box<dyn Future<Output = Result<(), ProviderError>> + Send>>;
@@ -97,9 +100,10 @@ async fn a_line_that_everybody_left_serves_the_next_caller() {
     ack_first(world.provider.clone(), last[0].clone()).await.expect("ack");
 }
 
-/// A caller carries out its call itself. Should it begin one and then do something else, the others do not wait for it.
+/// A caller carries out its call itself. Should it begin one and then do something else, the others do not depend on it: one
+/// of them waits for a while, then the line goes on.
 #[tokio::test]
-async fn a_caller_that_stops_halfway_keeps_nobody_waiting() {
+async fn a_caller_that_stops_halfway_does_not_stop_the_line() {
     let world = World::new().await;
     let enqueue = |name: &str| -> Call {
         let (provider, item) = (world.provider.clone(), start(name));
@@ -113,10 +117,61 @@ async fn a_caller_that_stops_halfway_keeps_nobody_waiting() {
     }
     held.release();
     enqueue("other").await.expect("enqueue");
-    assert_eq!(turn(&*world.provider, LOCK).await.0.instance, "halfway");
-    assert_eq!(turn(&*world.provider, LOCK).await.0.instance, "other");
-    halfway.await.expect("enqueue");
+
+    // One goes out at once and alone, and those that come meanwhile share the next call.
     let before = world.proxy.calls_of(MESSAGES);
-    enqueue("next").await.expect("enqueue");
-    assert_eq!(world.proxy.calls_of(MESSAGES), before + 1);
+    let mut held = world.proxy.hold_answer_of(MESSAGES);
+    let mut next = enqueue("next");
+    tokio::select! {
+        _ = &mut next => panic!("the answer is held back"),
+        () = held.wait() => {}
+    }
+    let mut shared = [enqueue("shared-1"), enqueue("shared-2")];
+    for call in &mut shared {
+        assert!(begin(call.as_mut()).await.is_pending());
+    }
+    held.release();
+    next.await.expect("enqueue");
+    for call in shared {
+        call.await.expect("enqueue");
+    }
+    assert_eq!(world.proxy.calls_of(MESSAGES), before + 2);
+
+    halfway.await.expect("enqueue");
+    let mut arrived = Vec::new();
+    for _ in 0..5 {
+        arrived.push(turn(&*world.provider, LOCK).await.0.instance);
+    }
+    assert_eq!(sorted(arrived), ["halfway", "next", "other", "shared-1", "shared-2"]);
+}
+
+/// A look for several fetches depends on none of them.
+#[tokio::test]
+async fn a_fetch_that_stops_halfway_keeps_nobody_waiting() {
+    let world = World::new().await;
+    let later = Some(Duration::from_secs(2));
+    for name in ["a", "b"] {
+        let sent = world.provider.enqueue_for_orchestrator(start(name), later).await;
+        sent.expect("enqueue");
+    }
+    let fetch = || {
+        Box::pin(
+            world
+                .provider
+                .fetch_orchestration_item(LOCK, Duration::from_secs(60), None),
+        )
+    };
+    let (mut first, mut second) = (fetch(), fetch());
+    // Both learn when to look again. Then only the first is there, and looks for both.
+    let both = futures_util::future::join(&mut first, &mut second);
+    assert!(tokio::time::timeout(Duration::from_millis(500), both).await.is_err());
+    let mut held = world.proxy.hold_answer_of(FETCH_TURNS);
+    tokio::select! {
+        _ = &mut first => panic!("the answer is held back"),
+        () = held.wait() => {}
+    }
+    held.release();
+    // From now on only the second.
+    second.await.expect("fetch").expect("a turn");
+    first.await.expect("fetch").expect("a turn");
 }

@@ -1,5 +1,6 @@
 //! Validations that measure time.
 
+use std::io::{Write, stderr};
 use std::panic::{AssertUnwindSafe, resume_unwind};
 
 use futures_util::FutureExt;
@@ -17,7 +18,6 @@ pub const NAMES: &[&str] = &[
     "test_cleanup_keeps_sessions_with_pending_items",
     "test_cleanup_removes_expired_no_items",
     "test_cleanup_then_new_item_recreates_session",
-    "test_concurrent_instance_fetching",
     "test_concurrent_lock_attempts_respect_expiration",
     "test_continue_as_new_duplicate_start",
     "test_continue_as_new_poisoned_successor_is_own_execution",
@@ -28,9 +28,7 @@ pub const NAMES: &[&str] = &[
     "test_fetch_respects_timeout_upper_bound",
     "test_long_poll_waits_for_timeout",
     "test_long_poll_work_item_waits_for_timeout",
-    "test_multi_threaded_lock_contention",
     "test_multi_threaded_lock_expiration_recovery",
-    "test_multi_threaded_no_duplicate_processing",
     "test_original_worker_reclaims_expired_session",
     "test_positional_wait_race_replay",
     "test_queue_race_cancellation_replay",
@@ -66,6 +64,7 @@ pub async fn validate(name: &str, validation: impl AsyncFn()) {
     }
     drop(company);
     let _alone = COMPANY.write().await;
-    eprintln!("{name} FAILED beside others; repeating it alone");
+    // Not by eprintln!, which the harness hides unless the test fails.
+    let _ = writeln!(stderr(), "{name} FAILED beside others; repeating it alone");
     validation().await;
 }
