@@ -170,7 +170,7 @@ async fn payloads_round_trip_whatever_they_contain() {
         p.enqueue_for_orchestrator(raised(&instance, value), None)
             .await
             .expect("enqueue");
-        let (item, token, _) = turn(p, LOCK).await;
+        let (item, token, _) = turn(p, LOCK * 10).await;
         assert_eq!(item.kv_snapshot["k"].value, value);
         assert_eq!(item.history, events);
         ack(p, &token, Ack::default()).await.expect("ack");
