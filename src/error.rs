@@ -14,7 +14,7 @@ use crate::connect::NoConnection;
 /// Raised by the functions when a lease is not (or no longer) the caller's.
 pub(crate) const LEASE_LOST: &str = "DX001";
 /// Raised when the tree to be deleted changed meanwhile.
-const TREE_CHANGED: &str = "DX006";
+pub(crate) const TREE_CHANGED: &str = "DX006";
 
 /// Why a provider could not be set up, closed or probed.
 ///

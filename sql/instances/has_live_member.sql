@@ -9,9 +9,14 @@ begin
             select t.instance_id collate "C"
               from unnest(p_instance_ids) as t (instance_id)
             union
-            select i.instance_id
+            select c.instance_id
               from tree as t
-              join instances as i on i.parent_instance_id = t.instance_id
+             cross join lateral (
+                   select i.instance_id
+                     from instances as i
+                    where i.parent_instance_id = t.instance_id
+                    -- A fence: as a join it would read all children there are where the statistics know one parent.
+                   offset 0) as c
         )
         select
           from tree as t

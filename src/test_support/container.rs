@@ -76,7 +76,7 @@ fn keep(started: oneshot::Sender<Result<String, String>>) {
 }
 
 async fn start() -> Result<Server, String> {
-    let version = std::env::var(VERSION_VARIABLE).unwrap_or_else(|_| DEFAULT_VERSION.to_string());
+    let version = version(std::env::var(VERSION_VARIABLE).ok());
     let container = Postgres::default()
         .with_tag(version)
         .with_cmd(["bash", "-c", COMMAND])
@@ -101,4 +101,23 @@ async fn start() -> Result<Server, String> {
         container,
         _connection: client,
     })
+}
+
+/// Set to nothing is not set, as for the server's own variable.
+fn version(named: Option<String>) -> String {
+    named
+        .filter(|version| !version.is_empty())
+        .unwrap_or_else(|| DEFAULT_VERSION.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_version_is_the_default_one() {
+        assert_eq!(version(None), DEFAULT_VERSION);
+        assert_eq!(version(Some(String::new())), DEFAULT_VERSION);
+        assert_eq!(version(Some("14-alpine".to_string())), "14-alpine");
+    }
 }

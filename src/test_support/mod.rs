@@ -136,21 +136,28 @@ impl TestDatabase {
         removed
     }
 
-    /// Drops what killed processes left behind on the server that `DATABASE_URL` names: schemas made by this module
-    /// longer ago than that, and roles of the same name. Returns the names of the schemas.
+    /// As [`sweep_on`](Self::sweep_on), on the server that `DATABASE_URL` names.
+    ///
+    /// # Errors
+    ///
+    /// As there, and when no server is named.
+    pub async fn sweep(older_than: Duration) -> Result<Vec<String>, Error> {
+        let url = named_server()?.ok_or_else(|| no_server(""))?;
+        Self::sweep_on(&url, older_than).await
+    }
+
+    /// Drops what killed processes left behind on a server: schemas made by this module longer ago than that, and
+    /// roles of the same name. Returns the names of the schemas.
     ///
     /// It goes by the names, which contain the time, and by this machine's clock: `older_than` has to be longer than
     /// any test may take, an hour for example. Sessions that hold locks are waited for, not ended.
     ///
     /// # Errors
     ///
-    /// When no server is named or it cannot be reached, or when some of them cannot be dropped; the others are
-    /// nevertheless.
-    pub async fn sweep(older_than: Duration) -> Result<Vec<String>, Error> {
-        let url = named_server()?.ok_or_else(|| no_server(""))?;
+    /// When the server cannot be reached, or when some of them cannot be dropped; the others are nevertheless.
+    pub async fn sweep_on(url: &str, older_than: Duration) -> Result<Vec<String>, Error> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let is_old = |name: &str| created_at(name).is_some_and(|created| created + older_than < now);
-        removal::sweep(&url, PREFIX, is_old).await
+        removal::sweep(url, PREFIX, |schema| is_older(schema, older_than, now)).await
     }
 }
 
@@ -227,6 +234,11 @@ fn created_at(schema: &str) -> Option<Duration> {
     seconds.parse().ok().map(Duration::from_secs)
 }
 
+/// Whether this module made a schema longer ago than that.
+fn is_older(schema: &str, than: Duration, now: Duration) -> bool {
+    created_at(schema).is_some_and(|created| now.saturating_sub(created) > than)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,5 +270,18 @@ mod tests {
         ] {
             assert_eq!(created_at(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn any_age_can_be_asked_for() {
+        let now = Duration::from_secs(2_000_000_000);
+        let old = "duroxide_test_1000000000_0123456789abcdef";
+        assert!(is_older(old, Duration::from_secs(999_999_999), now));
+        assert!(!is_older(old, Duration::from_secs(1_000_000_000), now));
+        assert!(!is_older(old, Duration::MAX, now));
+        // By a clock that was wrong.
+        let future = format!("duroxide_test_{}_0123456789abcdef", u64::MAX);
+        assert!(!is_older(&future, Duration::ZERO, now));
+        assert!(!is_older(&future, Duration::MAX, now));
     }
 }

@@ -94,58 +94,68 @@ impl Explained {
         Self { client, plans }
     }
 
-    /// Runs a call twice (the second with warm plans) and judges what the second did.
+    /// Runs a call. The plans of what the function executed, in this order.
+    async fn plans(
+        &self,
+        name: &str,
+        call: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Vec<Value> {
+        self.plans.lock().expect("plans").clear();
+        self.client
+            .query(call, parameters)
+            .await
+            .unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        let mut plans = std::mem::take(&mut *self.plans.lock().expect("plans"));
+        assert!(
+            plans.len() > 1,
+            "{name}: {} plans: auto_explain did not see the function",
+            plans.len()
+        );
+        plans.retain(|plan| query(plan) != call);
+        plans
+    }
+
+    /// Runs a call and judges what it did.
     async fn judge(
         &self,
         name: &str,
         call: &str,
         parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
     ) -> Vec<String> {
-        self.plans.lock().expect("plans").clear();
-        self.client
-            .query(call, parameters)
-            .await
-            .unwrap_or_else(|error| panic!("{name}: {error:?}"));
-        let plans = std::mem::take(&mut *self.plans.lock().expect("plans"));
-        assert!(
-            plans.len() > 1,
-            "{name}: {} plans: auto_explain did not see the function",
-            plans.len()
-        );
-        let mut faults = Vec::new();
-        for plan in &plans {
-            let text = plan["Query Text"].as_str().unwrap_or_default();
-            if text == call {
-                continue;
-            }
-            let shown: String = text
-                .split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" ")
-                .chars()
-                .take(100)
-                .collect();
-            let root = &plan["Plan"];
-            let pages = number(root, "Shared Hit Blocks") + number(root, "Shared Read Blocks");
-            if pages > MAX_PAGES {
-                faults.push(format!("{name}: {pages} pages: {shown}"));
-            }
-            visit(root, &mut |node| {
-                let kind = node["Node Type"].as_str().unwrap_or_default();
-                let rows = (number(node, "Actual Rows")
-                    + number(node, "Rows Removed by Filter")
-                    + number(node, "Rows Removed by Index Recheck"))
-                    * number(node, "Actual Loops");
-                if kind == "Seq Scan" {
-                    faults.push(format!("{name}: sequential scan of {}: {shown}", node["Relation Name"]));
-                }
-                if rows > MAX_ROWS {
-                    faults.push(format!("{name}: {rows} rows in {kind}: {shown}"));
-                }
-            });
-        }
-        faults
+        let plans = self.plans(name, call, parameters).await;
+        plans.iter().flat_map(|plan| faults(name, plan)).collect()
     }
+}
+
+fn query(plan: &Value) -> &str {
+    plan["Query Text"].as_str().unwrap_or_default()
+}
+
+/// Where a statement touched more than it should.
+fn faults(name: &str, plan: &Value) -> Vec<String> {
+    let words: Vec<_> = query(plan).split_whitespace().collect();
+    let shown: String = words.join(" ").chars().take(100).collect();
+    let mut faults = Vec::new();
+    let root = &plan["Plan"];
+    let pages = number(root, "Shared Hit Blocks") + number(root, "Shared Read Blocks");
+    if pages > MAX_PAGES {
+        faults.push(format!("{name}: {pages} pages: {shown}"));
+    }
+    visit(root, &mut |node| {
+        let kind = node["Node Type"].as_str().unwrap_or_default();
+        let rows = (number(node, "Actual Rows")
+            + number(node, "Rows Removed by Filter")
+            + number(node, "Rows Removed by Index Recheck"))
+            * number(node, "Actual Loops");
+        if kind == "Seq Scan" {
+            faults.push(format!("{name}: sequential scan of {}: {shown}", node["Relation Name"]));
+        }
+        if rows > MAX_ROWS {
+            faults.push(format!("{name}: {rows} rows in {kind}: {shown}"));
+        }
+    });
+    faults
 }
 
 fn number(node: &Value, key: &str) -> f64 {

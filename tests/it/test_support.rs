@@ -147,6 +147,11 @@ async fn old_schemas_of_tests_are_swept_and_no_others() {
     let young = from_env().await;
     let _provider = young.provider().await.expect("provider");
     let client = connect(young.url()).await;
+    // Others who run this test on the same server would sweep what is made here. Until the connection ends.
+    client
+        .batch_execute("select pg_advisory_lock(hashtext('test sweep'))")
+        .await
+        .expect("alone");
     let id = &young.schema()[young.schema().len() - 16..];
     let old = format!("duroxide_test_1000000000_{id}");
     let not_ours = format!("duroxide_test_1000000000_{id}_mine");
@@ -157,14 +162,19 @@ async fn old_schemas_of_tests_are_swept_and_no_others() {
         .await
         .expect("leftovers");
 
-    let swept = TestDatabase::sweep(Duration::from_secs(20 * 366 * 86_400)).await;
+    let age = Duration::from_secs(20 * 366 * 86_400);
+    let spared = TestDatabase::sweep_on(young.url(), Duration::MAX).await;
+    let swept = TestDatabase::sweep_on(young.url(), age).await;
+    let again = TestDatabase::sweep(age).await;
     let not_ours_left = exists(young.url(), &not_ours).await;
     client
         .batch_execute(&format!("drop schema if exists {not_ours}"))
         .await
         .expect("cleaned up");
     let swept = swept.expect("swept");
+    assert_eq!(spared.expect("swept"), [""; 0]);
     assert!(swept.contains(&old), "{swept:?}");
+    assert!(!again.expect("swept").contains(&old));
     assert!(!swept.contains(&young.schema().to_string()), "{swept:?}");
     assert!(not_ours_left);
     assert!(!exists(young.url(), &old).await);

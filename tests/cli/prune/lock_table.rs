@@ -60,12 +60,12 @@ async fn too_large_a_batch_becomes_smaller_ones() {
     assert_eq!(count(&schema, "instances").await, 1);
 }
 
-/// It stays, and the command says so; others do not stay because of it.
+/// It stays, and the command says so; others do not stay because of it. The library deletes what comes before it.
 #[tokio::test]
 async fn a_tree_larger_than_the_lock_table_is_passed_by() {
     let Some(server) = small_server() else { return };
     let schema = TestSchema::on(server.admin_url());
-    let _provider = schema.provider().await;
+    let provider = schema.provider().await;
     ended(&schema, INSTANCES).await;
     schema
         .client()
@@ -81,4 +81,23 @@ async fn a_tree_larger_than_the_lock_table_is_passed_by() {
     assert_eq!(pruned.out, "deleted 1 instances, 1 executions, 3 events\n");
     assert_eq!(count(&schema, "instances where instance_id = 'old-1'").await, 0);
     assert_eq!(count(&schema, "instances").await, INSTANCES - 1);
+
+    let all = InstanceFilter::default;
+    let error = provider.delete_instance_bulk(all()).await.expect_err("no room");
+    assert!(!error.is_retryable(), "{error}");
+    for words in ["53200", "raise max_locks_per_transaction", "prune instances"] {
+        assert!(error.message.contains(words), "{words:?} is not in: {error}");
+    }
+    schema
+        .client()
+        .await
+        .batch_execute(
+            "update instances set parent_instance_id = null where instance_id in ('old-3', 'old-4'); \
+             update executions set completed_at = completed_at - interval '2 h' where instance_id in ('old-3', 'old-4')",
+        )
+        .await
+        .expect("two older ones");
+    let deleted = provider.delete_instance_bulk(all()).await.expect("a part");
+    assert_eq!(deleted.instances_deleted, 2);
+    assert_eq!(count(&schema, "instances").await, INSTANCES - 3);
 }
