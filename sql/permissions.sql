@@ -6,6 +6,21 @@ revoke all on execution_status, instance_counts, instance_events, instance_paylo
     lease_status, orchestration_throughput, queue_health, scheduled_messages from public;
 revoke all on sequence mailboxes_history_epoch_seq, orchestrator_queue_id_seq, worker_queue_id_seq from public;
 
+-- Whoever may create in the schema decides what the functions find there. Somebody else's schema is theirs to close.
+do $$
+begin
+    if exists (select
+                 from pg_namespace as n
+                cross join lateral aclexplode(n.nspacl) as a
+                where n.oid = quote_ident(current_schema())::regnamespace
+                  and a.grantee = 0
+                  and a.privilege_type = 'CREATE'
+                  and pg_has_role(n.nspowner, 'usage')) then
+        execute format('revoke create on schema %I from public', current_schema());
+    end if;
+end
+$$;
+
 -- CREATE FUNCTION hands EXECUTE to PUBLIC. Those of this transaction are ours.
 do $$
 declare

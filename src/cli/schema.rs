@@ -88,8 +88,16 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     for problem in &grants {
         text.push_str(&format!("  grants: {problem}\n"));
     }
+    let views_compared = drift.views_compared();
+    if !views_compared {
+        text.push_str(
+            "  not compared: what the views say, for that takes temporary views (grant temporary on database), and \
+             everything that the views read\n",
+        );
+    }
     if drift.is_empty() && grants.is_empty() {
-        text.push_str("  as this release deploys it\n");
+        let but = if views_compared { "" } else { ", the views aside" };
+        text.push_str(&format!("  as this release deploys it{but}\n"));
     } else if newer {
         text.push_str(&format!(
             "  deployed by a later release than {RELEASE}, which serves this one\n"
@@ -104,13 +112,15 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
         "missing": drift.missing,
         "extra": drift.extra,
         "changed": drift.changed_names(),
+        "views_compared": views_compared,
         "grants": grants,
     });
     let problem = (!ok).then(|| {
         Failure::new(format!(
             "schema {name:?} is not as release {RELEASE} deploys it. \
-             Functions, views and permissions are put right by: duroxide-postgres --schema {name} schema apply. \
-             What else to do says: duroxide-postgres --schema {name} doctor"
+             Functions, views and permissions are put right by: duroxide-postgres --schema {0} schema apply. \
+             What else to do says: duroxide-postgres --schema {0} doctor",
+            super::shell::quoted(name)
         ))
     });
     Ok(Outcome::new(text, json).with_problem(problem))

@@ -13,8 +13,10 @@ pub(crate) struct Drift {
     pub(crate) missing: Vec<String>,
     pub(crate) extra: Vec<String>,
     pub(crate) changed: Vec<Change>,
-    /// Indexes that were found, and the tables they are on.
-    pub(super) index_tables: Vec<(String, String)>,
+    /// The lines of what is extra, by name.
+    pub(super) extra_lines: BTreeMap<String, Vec<String>>,
+    /// Extra functions with the types that make them unique, by name.
+    pub(super) extra_functions: Vec<(String, String)>,
     /// Whether nobody could tell what the views say.
     views_unknown: bool,
 }
@@ -35,6 +37,11 @@ pub(crate) struct Change {
 impl Drift {
     pub(crate) fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.extra.is_empty() && self.changed.is_empty()
+    }
+
+    #[cfg(feature = "cli")]
+    pub(crate) fn views_compared(&self) -> bool {
+        !self.views_unknown
     }
 
     pub(crate) fn changed_names(&self) -> Vec<String> {
@@ -85,15 +92,72 @@ impl Drift {
 
 /// The view of ours that an object is, or belongs to.
 pub(super) fn of_view(object: &str) -> Option<&str> {
-    let (kind, name) = object.split_once(' ')?;
-    let relation = match kind {
-        "view" => name,
-        "column" | "trigger" => name.split('.').next()?,
-        _ => return None,
+    let object = Object::parse(object);
+    (matches!(object.kind, "view" | "column") && names(super::EXPECTED, "view").any(|view| view == object.name))
+        .then_some(object.name)
+}
+
+/// The beginning of a line: `kind name` or `kind name.part`, the names as SQL spells them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command says how to put it right")
+)]
+pub(super) struct Object<'a> {
+    pub(super) kind: &'a str,
+    pub(super) name: &'a str,
+    /// Empty if it is not part of something.
+    pub(super) part: &'a str,
+    /// The rest of the line.
+    pub(super) definition: &'a str,
+    length: usize,
+}
+
+impl<'a> Object<'a> {
+    pub(super) fn parse(line: &'a str) -> Self {
+        let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (name, rest) = identifier(rest);
+        let (part, rest) = rest.strip_prefix('.').map_or(("", rest), identifier);
+        Self {
+            kind,
+            name,
+            part,
+            definition: rest.trim_start(),
+            length: line.len() - rest.len(),
+        }
+    }
+}
+
+/// An identifier, quoted or not, and what follows it.
+pub(super) fn identifier(text: &str) -> (&str, &str) {
+    let end = match text.strip_prefix('"') {
+        None => text.find([' ', '.', '(']).unwrap_or(text.len()),
+        Some(quoted) => {
+            let mut end = 0;
+            loop {
+                match quoted[end..].find('"') {
+                    None => break text.len(),
+                    // Two of them stand for one.
+                    Some(at) if quoted[end + at + 1..].starts_with('"') => end += at + 2,
+                    Some(at) => break end + at + 2,
+                }
+            }
+        }
     };
-    names(super::EXPECTED, "view")
-        .any(|view| view == relation)
-        .then_some(relation)
+    text.split_at(end)
+}
+
+/// The table that the line of an index names.
+#[cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, reason = "only the command says how to put it right")
+)]
+pub(super) fn indexed_table(line: &str) -> Option<&str> {
+    let definition = Object::parse(line).definition.strip_prefix("CREATE ")?;
+    let definition = definition.strip_prefix("UNIQUE ").unwrap_or(definition);
+    let (_, rest) = identifier(definition.strip_prefix("INDEX ")?);
+    let rest = rest.strip_prefix(" ON ")?;
+    Some(identifier(rest.strip_prefix("ONLY ").unwrap_or(rest)).0)
 }
 
 impl fmt::Display for Drift {
@@ -130,18 +194,10 @@ pub(super) fn compare(expected: &str, actual: &[String]) -> Drift {
             Some(_) => {}
         }
     }
-    drift.extra = actual
-        .keys()
-        .filter(|name| !expected.contains_key(*name))
-        .cloned()
-        .collect();
-    for (name, lines) in actual.iter().filter(|(name, _)| name.starts_with("index ")) {
-        let tables = lines
-            .iter()
-            .filter_map(|line| line.split_once(" ON ")?.1.split(' ').next());
-        drift
-            .index_tables
-            .extend(tables.map(|table| (name.clone(), table.to_string())));
+    for (name, lines) in actual.iter().filter(|(name, _)| !expected.contains_key(*name)) {
+        let lines = lines.iter().map(|line| line.to_string()).collect();
+        drift.extra.push(name.clone());
+        drift.extra_lines.insert(name.clone(), lines);
     }
     drift
 }
@@ -158,7 +214,9 @@ pub(super) fn signatures(expected: &str) -> impl Iterator<Item = (&str, &str)> {
 pub(super) fn names<'a>(expected: &'a str, kind: &'a str) -> impl Iterator<Item = &'a str> {
     expected
         .lines()
-        .filter_map(move |line| line.strip_prefix(kind)?.strip_prefix(' ')?.split([' ', '(']).next())
+        .map(Object::parse)
+        .filter(move |object| object.kind == kind)
+        .map(|object| object.name)
 }
 
 /// The columns of a relation, by name: `name type…`.
@@ -173,18 +231,10 @@ pub(super) fn columns<'a>(expected: &'a str, relation: &str) -> Vec<&'a str> {
 fn by_name<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, BTreeSet<&'a str>> {
     let mut objects: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for line in lines {
-        let name = match function_name(line) {
-            Some(name) => format!("function {name}"),
-            None => line.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" "),
-        };
-        objects.entry(name).or_default().insert(line);
+        let name = &line[..Object::parse(line).length];
+        objects.entry(name.to_string()).or_default().insert(line);
     }
     objects
-}
-
-fn function_name(line: &str) -> Option<String> {
-    let (name, _) = line.strip_prefix("function ")?.split_once('(')?;
-    Some(name.to_string())
 }
 
 #[cfg(test)]
@@ -205,6 +255,25 @@ mod tests {
             compare(EXPECTED, &actual).to_string(),
             "missing: function f; extra: function g, table u; changed: column t.a"
         );
+    }
+
+    #[test]
+    fn names_can_contain_anything() {
+        let actual = lines(EXPECTED).into_iter().chain(lines(
+            "column t.\"a b\" integer\ntable \"t with\" with x=1\nfunction \"f(\"() returns void | sql | 1\n\
+             index \"t.\"\"x\"\"\" CREATE INDEX \"t.\"\"x\"\"\" ON \"t with\" USING btree (a)",
+        ));
+        let drift = compare(EXPECTED, &actual.collect::<Vec<_>>());
+        assert_eq!(
+            drift.to_string(),
+            "extra: column t.\"a b\", function \"f(\", index \"t.\"\"x\"\"\", table \"t with\""
+        );
+        let index = &drift.extra_lines["index \"t.\"\"x\"\"\""][0];
+        assert_eq!(indexed_table(index), Some("\"t with\""));
+        // Never from a server, but it must not panic.
+        assert_eq!(identifier("\"open"), ("\"open", ""));
+        assert_eq!(identifier("\"open\"\""), ("\"open\"\"", ""));
+        assert_eq!(identifier("\""), ("\"", ""));
     }
 
     #[test]

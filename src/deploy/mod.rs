@@ -206,7 +206,23 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
 #[cfg(feature = "cli")]
 pub(crate) async fn find_drift(client: &mut Client, schema: &SchemaName) -> Result<Drift, Error> {
     let transaction = client.transaction().await.map_err(no_transaction)?;
-    find_drift_within(&transaction, schema).await
+    let mut drift = find_drift_within(&transaction, schema).await?;
+    if drift.extra.iter().any(|object| object.starts_with("function ")) {
+        let rows = transaction
+            .query_typed(
+                "select quote_ident(p.proname), \
+                        format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) \
+                   from pg_proc as p where p.pronamespace = $1::text::regnamespace order by 2",
+                &[(&schema.quoted(), Type::TEXT)],
+            )
+            .await
+            .map_err(database)?;
+        for row in &rows {
+            let (name, signature) = (row.try_get(0).map_err(database)?, row.try_get(1).map_err(database)?);
+            drift.extra_functions.push((name, signature));
+        }
+    }
+    Ok(drift)
 }
 
 async fn find_drift_within(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<Drift, Error> {

@@ -3,11 +3,15 @@
 //! A deployment replaces functions, views and triggers. Tables it leaves alone: they hold data, so what was changed by
 //! hand is undone by hand, with the statement that is named here.
 
+mod table;
+
 use std::collections::BTreeSet;
 
 use super::EXPECTED;
-use super::drift::{self, Change, Drift};
-use crate::schema_name::{SchemaName, quote_identifier};
+use super::drift::{self, Change, Drift, Object};
+use crate::cli::shell::quoted;
+use crate::schema_name::SchemaName;
+use table::{Column, options};
 
 /// One difference, and what to do about it.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,6 +35,7 @@ pub(crate) fn repairs(drift: &Drift, schema: &SchemaName) -> Vec<Repair> {
             .collect()
     };
     let (missing, extra) = (relations(&drift.missing), relations(&drift.extra));
+    let renamed = renamed(drift);
     let mut views = BTreeSet::new();
     let mut repairs = Vec::new();
     let mut add = |message: String, command: String, object: &str, is_extra: bool| {
@@ -45,19 +50,53 @@ pub(crate) fn repairs(drift: &Drift, schema: &SchemaName) -> Vec<Repair> {
         if part_of(object).is_some_and(|relation| missing.contains(relation)) {
             continue;
         }
+        if let Some((_, to)) = renamed.iter().find(|(from, _)| *from == object.as_str()) {
+            let (Object { name, part, .. }, other) = (Object::parse(object), Object::parse(to));
+            add(
+                format!("renamed: {object} is {}", other.part),
+                format!(
+                    "alter table {} rename column {} to {part};",
+                    place.named(name),
+                    other.part
+                ),
+                object,
+                false,
+            );
+            continue;
+        }
         match drift::of_view(object) {
             Some(view) if part_of(object).is_some() => drop(views.insert(view)),
             _ => add(format!("missing: {object}"), place.create(object), object, false),
         }
     }
     for change in &drift.changed {
+        // What is made of a column bears its new name.
+        let part = part_of(&change.name);
+        let is_renamed = renamed.iter().any(|(from, to)| {
+            let (from, to) = (Object::parse(from), Object::parse(to));
+            part == Some(from.name) && change.found.replace(to.part, from.part) == change.expected
+        });
+        if is_renamed {
+            continue;
+        }
         match drift::of_view(&change.name) {
             Some(view) => drop(views.insert(view)),
             None => add(describe(change), place.change(change), &change.name, false),
         }
     }
     for object in &drift.extra {
-        if part_of(object).is_some_and(|relation| extra.contains(relation)) || index_of(object, &extra, drift) {
+        if part_of(object).is_some_and(|relation| extra.contains(relation))
+            || index_of(object, &extra, drift)
+            || renamed.iter().any(|(_, to)| *to == object.as_str())
+        {
+            continue;
+        }
+        if let Some(name) = object.strip_prefix("function ") {
+            for (_, signature) in drift.extra_functions.iter().filter(|(function, _)| function == name) {
+                // Procedures and aggregates too.
+                let command = format!("alter routine {} set schema public;", place.named(signature));
+                add(format!("not ours: function {signature}"), command, object, true);
+            }
             continue;
         }
         match drift::of_view(object) {
@@ -88,32 +127,66 @@ fn describe(change: &Change) -> String {
 
 /// The relation that an object is.
 fn relation(object: &str) -> Option<&str> {
-    match object.split_once(' ')? {
-        ("table" | "view", name) => Some(name),
-        _ => None,
-    }
+    let Object { kind, name, .. } = Object::parse(object);
+    matches!(kind, "table" | "view").then_some(name)
 }
 
 /// The relation that an object is a part of.
 fn part_of(object: &str) -> Option<&str> {
-    match object.split_once(' ')? {
-        ("column" | "constraint" | "trigger", name) => name.split('.').next(),
-        ("index", name) => expected_line(object)?
-            .split_once(&format!("{name} ON "))?
-            .1
-            .split(' ')
-            .next(),
+    let Object { kind, name, .. } = Object::parse(object);
+    match kind {
+        "column" | "constraint" | "trigger" | "rule" => Some(name),
+        "index" => drift::indexed_table(expected_line(object)?),
         _ => None,
     }
 }
 
-/// Whether an index is one of a relation that is not ours either.
+/// Whether an index is one of a relation, or a constraint, that is not ours either.
 fn index_of(object: &str, relations: &BTreeSet<String>, drift: &Drift) -> bool {
-    object.starts_with("index ")
-        && drift
-            .index_tables
+    let Object { kind, name, .. } = Object::parse(object);
+    let lines = drift.extra_lines.get(object).filter(|_| kind == "index");
+    lines
+        .into_iter()
+        .flatten()
+        .filter_map(|line| drift::indexed_table(line))
+        .any(|table| relations.contains(table) || drift.extra.contains(&format!("constraint {table}.{name}")))
+}
+
+/// Columns of ours that are missing, where another one of the same table, which is not ours, is the only one that can be
+/// it: to add it and to drop the other would lose what is in there.
+fn renamed(drift: &Drift) -> Vec<(&str, &str)> {
+    let columns = |objects: &'_ [String], line: &dyn Fn(&str) -> String| -> Vec<(usize, String, String)> {
+        let columns = objects
             .iter()
-            .any(|(index, table)| index == object && relations.contains(table))
+            .enumerate()
+            .filter(|(_, object)| object.starts_with("column "));
+        columns
+            .map(|(i, object)| {
+                let line = line(object);
+                let kind = Column::parse(Object::parse(&line).definition).kind.to_string();
+                (i, Object::parse(object).name.to_string(), kind)
+            })
+            .collect()
+    };
+    let missing = columns(&drift.missing, &|object| {
+        expected_line(object).unwrap_or_default().to_string()
+    });
+    let extra = columns(&drift.extra, &|object| {
+        let lines = drift.extra_lines.get(object);
+        lines.and_then(|lines| lines.first()).cloned().unwrap_or_default()
+    });
+    let mut renamed = Vec::new();
+    for (i, table, kind) in &missing {
+        let is_like = |(_, other, other_kind): &&(usize, String, String)| other == table && other_kind == kind;
+        let candidates: Vec<_> = extra.iter().filter(is_like).collect();
+        if let [(j, ..)] = candidates[..]
+            && missing.iter().filter(is_like).count() == 1
+            && drift::of_view(&drift.missing[*i]).is_none()
+        {
+            renamed.push((drift.missing[*i].as_str(), drift.extra[*j].as_str()));
+        }
+    }
+    renamed
 }
 
 fn expected_line(object: &str) -> Option<&'static str> {
@@ -134,37 +207,31 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn apply(&self) -> String {
-        format!("duroxide-postgres --schema {} schema apply", self.schema.as_str())
+        format!(
+            "duroxide-postgres --schema {} schema apply",
+            quoted(self.schema.as_str())
+        )
     }
 
-    /// With the schema. Ours need no quotes.
+    /// With the schema. The name is quoted where it has to be.
     fn named(&self, name: &str) -> String {
-        let plain = name
-            .chars()
-            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        let name = if plain {
-            name.to_string()
-        } else {
-            quote_identifier(name)
-        };
         format!("{}.{name}", self.schema.quoted())
     }
 
     fn create(&self, object: &str) -> String {
-        let (kind, name) = object.split_once(' ').unwrap_or((object, ""));
-        let (table, part) = name.split_once('.').unwrap_or((name, ""));
+        let Object { kind, name, part, .. } = Object::parse(object);
         let definition = definition(object);
         match kind {
             "table" => format!(
                 "pg_restore --schema={} --table={name} --dbname=\"$DATABASE_URL\" BACKUP",
-                self.schema.as_str()
+                quoted(self.schema.as_str())
             ),
             "column" => format!(
                 "alter table {} add column {part} {};",
-                self.named(table),
+                self.named(name),
                 Column::parse(definition).declaration()
             ),
-            "constraint" => format!("alter table {} add constraint {part} {definition};", self.named(table)),
+            "constraint" => format!("alter table {} add constraint {part} {definition};", self.named(name)),
             "index" => {
                 let concurrently = definition.replacen(" INDEX ", " INDEX CONCURRENTLY ", 1);
                 format!(
@@ -177,8 +244,7 @@ impl Place<'_> {
     }
 
     fn change(&self, change: &Change) -> String {
-        let (kind, name) = change.name.split_once(' ').unwrap_or((&change.name, ""));
-        let (table, part) = name.split_once('.').unwrap_or((name, ""));
+        let Object { kind, name, part, .. } = Object::parse(&change.name);
         let rest = |line: &str| {
             line.strip_prefix(change.name.as_str())
                 .unwrap_or(line)
@@ -190,12 +256,12 @@ impl Place<'_> {
             "table" => format!("alter table {} {};", self.named(name), options(&expected, &found)),
             "column" => format!(
                 "alter table {} {};",
-                self.named(table),
+                self.named(name),
                 Column::parse(&found).changes(part, &Column::parse(&expected))
             ),
             "constraint" => format!(
                 "alter table {} drop constraint {part}, add constraint {part} {expected};",
-                self.named(table)
+                self.named(name)
             ),
             "index" if found.ends_with(" INVALID") && found.strip_suffix(" INVALID") == Some(expected.as_str()) => {
                 format!("reindex index concurrently {};", self.named(name))
@@ -207,117 +273,17 @@ impl Place<'_> {
     }
 
     fn remove(&self, object: &str) -> String {
-        let (kind, name) = object.split_once(' ').unwrap_or((object, ""));
-        let (table, part) = name.split_once('.').unwrap_or((name, ""));
-        let part = quote_identifier(part);
+        let Object { kind, name, part, .. } = Object::parse(object);
         match kind {
-            "table" | "view" | "function" => format!("alter {kind} {} set schema public;", self.named(name)),
+            "table" | "view" => format!("alter {kind} {} set schema public;", self.named(name)),
             "index" => format!("drop index concurrently {};", self.named(name)),
-            "trigger" => format!("drop trigger {part} on {};", self.named(table)),
-            _ => format!("alter table {} drop {kind} {part};", self.named(table)),
+            "trigger" | "rule" => format!("drop {kind} {part} on {};", self.named(name)),
+            "column" => format!(
+                "/* what is in it is lost */ alter table {} drop column {part};",
+                self.named(name)
+            ),
+            _ => format!("alter table {} drop {kind} {part};", self.named(name)),
         }
-    }
-}
-
-/// `with a=1 b=2`, or nothing.
-fn options(expected: &str, found: &str) -> String {
-    let list = |text: &str| -> Vec<String> {
-        let text = text.strip_prefix("with ").unwrap_or(text);
-        text.split_whitespace().map(str::to_string).collect()
-    };
-    let (expected, found) = (list(expected), list(found));
-    let key = |option: &String| option.split('=').next().unwrap_or_default().to_string();
-    let set: Vec<String> = expected
-        .iter()
-        .filter(|option| !found.contains(option))
-        .cloned()
-        .collect();
-    let reset: Vec<String> = found
-        .iter()
-        .map(key)
-        .filter(|name| !expected.iter().any(|option| key(option) == *name))
-        .collect();
-    let mut actions = Vec::new();
-    if !set.is_empty() {
-        actions.push(format!("set ({})", set.join(", ")));
-    }
-    if !reset.is_empty() {
-        actions.push(format!("reset ({})", reset.join(", ")));
-    }
-    actions.join(", ")
-}
-
-/// A column as the description has it: `type collate c not null identity default …`.
-struct Column<'a> {
-    kind: &'a str,
-    not_null: bool,
-    identity: Option<&'static str>,
-    default: Option<&'a str>,
-}
-
-impl<'a> Column<'a> {
-    fn parse(text: &'a str) -> Self {
-        let (text, default) = match text.split_once(" default ") {
-            Some((text, default)) => (text, Some(default)),
-            None => (text, None),
-        };
-        let (text, identity) = if let Some(text) = text.strip_suffix(" identity always") {
-            (text, Some("generated always as identity"))
-        } else if let Some(text) = text.strip_suffix(" identity") {
-            (text, Some("generated by default as identity"))
-        } else {
-            (text, None)
-        };
-        Self {
-            kind: text.strip_suffix(" not null").unwrap_or(text),
-            not_null: text.ends_with(" not null"),
-            identity,
-            default,
-        }
-    }
-
-    fn declaration(&self) -> String {
-        let mut text = self.kind.to_string();
-        if self.not_null {
-            text.push_str(" not null");
-        }
-        if let Some(identity) = self.identity {
-            text.push_str(&format!(" {identity}"));
-        }
-        if let Some(default) = self.default {
-            text.push_str(&format!(" default {default}"));
-        }
-        text
-    }
-
-    fn changes(&self, name: &str, expected: &Column<'_>) -> String {
-        let mut actions = Vec::new();
-        if self.identity.is_some() && self.identity != expected.identity {
-            actions.push("drop identity".to_string());
-        }
-        if self.kind != expected.kind {
-            let kind = expected.kind.split(" collate ").next().unwrap_or_default();
-            actions.push(format!("type {} using {name}::{kind}", expected.kind));
-        }
-        if self.not_null != expected.not_null {
-            actions.push(format!("{} not null", if expected.not_null { "set" } else { "drop" }));
-        }
-        if self.default != expected.default {
-            actions.push(match expected.default {
-                Some(default) => format!("set default {default}"),
-                None => "drop default".to_string(),
-            });
-        }
-        if let Some(identity) = expected.identity
-            && self.identity != expected.identity
-        {
-            actions.push(format!("add {identity}"));
-        }
-        let actions: Vec<String> = actions
-            .into_iter()
-            .map(|action| format!("alter column {name} {action}"))
-            .collect();
-        actions.join(", ")
     }
 }
 

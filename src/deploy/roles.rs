@@ -6,6 +6,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::{EXPECTED, database, drift};
+use crate::cli::shell::quoted;
 use crate::error::Error;
 use crate::schema_name::{SchemaName, quote_identifier};
 
@@ -98,6 +99,14 @@ fn callable() -> impl Iterator<Item = &'static str> {
         .filter_map(|line| line.strip_prefix("function ")?.split('(').next())
 }
 
+/// The functions that only run as part of others.
+fn internal() -> Vec<&'static str> {
+    let callable: Vec<&str> = callable().collect();
+    drift::names(EXPECTED, "function")
+        .filter(|name| !callable.contains(name))
+        .collect()
+}
+
 /// A role that has too much, or too little.
 pub(crate) struct GrantProblem {
     pub(crate) message: String,
@@ -117,24 +126,28 @@ impl fmt::Display for GrantProblem {
 pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Result<Vec<GrantProblem>, Error> {
     let tables: Vec<&str> = drift::names(EXPECTED, "table").chain(["schema_history"]).collect();
     let views: Vec<&str> = drift::names(EXPECTED, "view").collect();
-    let mut problems = Vec::new();
-    let rows = client
-        .query_typed(
-            EXCESSIVE,
-            &[
-                (&schema.quoted(), Type::TEXT),
-                (&tables, Type::TEXT_ARRAY),
-                (&views, Type::TEXT_ARRAY),
-            ],
-        )
-        .await
-        .map_err(database)?;
-    for row in &rows {
-        problems.push(GrantProblem {
-            message: row.try_get(0).map_err(database)?,
-            command: row.try_get(1).map_err(database)?,
-            is_lack: false,
-        });
+    let functions: Vec<&str> = drift::names(EXPECTED, "function").collect();
+    let (place, mut problems) = (schema.quoted(), Vec::new());
+    for (sql, functions) in [(EXCESSIVE, internal()), (OWNERS, functions)] {
+        let rows = client
+            .query_typed(
+                sql,
+                &[
+                    (&place, Type::TEXT),
+                    (&tables, Type::TEXT_ARRAY),
+                    (&views, Type::TEXT_ARRAY),
+                    (&functions, Type::TEXT_ARRAY),
+                ],
+            )
+            .await
+            .map_err(database)?;
+        for row in &rows {
+            problems.push(GrantProblem {
+                message: row.try_get(0).map_err(database)?,
+                command: row.try_get(1).map_err(database)?,
+                is_lack: false,
+            });
+        }
     }
     for (kind, option, marker) in [
         (RoleKind::Runtime, "", "fetch_orchestration_item"),
@@ -164,7 +177,11 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
             let lacking: Vec<String> = row.try_get(1).map_err(database)?;
             problems.push(GrantProblem {
                 message: format!("role {role:?} lacks {}", lacking.join(", ")),
-                command: format!("duroxide-postgres --schema {} grant{option} {role}", schema.as_str()),
+                command: format!(
+                    "duroxide-postgres --schema {} grant{option} {}",
+                    quoted(schema.as_str()),
+                    quoted(&role)
+                ),
                 is_lack: true,
             });
         }
@@ -172,22 +189,71 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
     Ok(problems)
 }
 
+/// Who may do what only owners may: with tables and views, their columns, functions that are no one's to call ($4), and the
+/// schema. Who may create there decides what the functions, which run as their owner, find there. PUBLIC's functions are
+/// in the description.
 const EXCESSIVE: &str = "\
-    select format('%s has %s on %s %I', \
-                  coalesce('role \"' || r.rolname || '\"', 'PUBLIC'), string_agg(a.privilege_type, ', '), \
-                  case when c.relkind = 'v' then 'view' else 'table' end, c.relname), \
-           format('revoke %s on %I.%I from %s;', \
-                  string_agg(a.privilege_type, ', '), n.nspname, c.relname, \
-                  coalesce(quote_ident(r.rolname), 'public')) \
-      from pg_class as c \
-      join pg_namespace as n on n.oid = c.relnamespace \
-     cross join lateral aclexplode(c.relacl) as a \
-      left join pg_roles as r on r.oid = a.grantee \
-     where n.oid = $1::text::regnamespace \
-       and a.grantee <> c.relowner \
-       and (c.relname = any ($2::text[]) \
-            or c.relname = any ($3::text[]) and (a.grantee = 0 or a.privilege_type <> 'SELECT')) \
-     group by n.nspname, c.relname, c.relkind, r.rolname \
+    with owner as ( \
+        select c.relowner as oid from pg_class as c \
+         where c.relnamespace = $1::text::regnamespace and c.relname = any ($2::text[]) \
+    ), relation as ( \
+        select c.oid, c.relacl, c.relowner as owner, \
+               format('%s %I', case when c.relkind = 'v' then 'view' else 'table' end, c.relname) as name, \
+               format('%s.%I', $1::text::regnamespace, c.relname) as qualified, c.relname = any ($3::text[]) as is_view \
+          from pg_class as c \
+         where c.relnamespace = $1::text::regnamespace and c.relname = any ($2::text[] || $3::text[]) \
+    ), privilege as ( \
+        select a.grantee, a.privilege_type as privilege, r.name, r.qualified as place \
+          from relation as r cross join lateral aclexplode(r.relacl) as a \
+         where a.grantee <> r.owner and (not r.is_view or a.grantee = 0 or a.privilege_type <> 'SELECT') \
+        union all \
+        select a.grantee, format('%s (%I)', a.privilege_type, t.attname), r.name, r.qualified \
+          from relation as r \
+          join pg_attribute as t on t.attrelid = r.oid and not t.attisdropped \
+         cross join lateral aclexplode(t.attacl) as a \
+         where a.grantee <> r.owner and (not r.is_view or a.grantee = 0 or a.privilege_type <> 'SELECT') \
+        union all \
+        select a.grantee, a.privilege_type, format('function %I', p.proname), \
+               format('function %s.%I(%s)', $1::text::regnamespace, p.proname, pg_get_function_identity_arguments(p.oid)) \
+          from pg_proc as p cross join lateral aclexplode(p.proacl) as a \
+         where p.pronamespace = $1::text::regnamespace and p.proname = any ($4::text[]) \
+           and a.grantee not in (p.proowner, 0) \
+        union all \
+        select a.grantee, a.privilege_type, 'the schema', 'schema ' || $1::text::regnamespace::text \
+          from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a \
+         where n.oid = $1::text::regnamespace and a.privilege_type = 'CREATE' \
+           and a.grantee <> n.nspowner and a.grantee not in (select o.oid from owner as o) \
+    ) \
+    select format('%s has %s on %s', coalesce('role \"' || r.rolname || '\"', 'PUBLIC'), \
+                  string_agg(p.privilege, ', ' order by p.privilege), p.name), \
+           format('revoke %s on %s from %s;', \
+                  string_agg(p.privilege, ', ' order by p.privilege), p.place, coalesce(quote_ident(r.rolname), 'public')) \
+      from privilege as p left join pg_roles as r on r.oid = p.grantee \
+     group by p.name, p.place, r.rolname \
+     order by 1";
+
+/// What does not belong to whom the rest belongs to: functions run as their owner.
+const OWNERS: &str = "\
+    with object as ( \
+        select c.relowner as owner, case when c.relkind = 'v' then 'view' else 'table' end as kind, \
+               c.relname as name, format('%s.%I', $1::text::regnamespace, c.relname) as qualified \
+          from pg_class as c \
+         where c.relnamespace = $1::text::regnamespace and c.relname = any ($2::text[] || $3::text[]) \
+        union all \
+        select p.proowner, 'function', p.proname, \
+               format('%s.%I(%s)', $1::text::regnamespace, p.proname, pg_get_function_identity_arguments(p.oid)) \
+          from pg_proc as p \
+         where p.pronamespace = $1::text::regnamespace and p.proname = any ($4::text[]) \
+    ), most as ( \
+        select mode() within group (order by o.owner) as owner from object as o \
+    ) \
+    select format('role \"%s\" owns %s; the rest belongs to role \"%s\"', pg_get_userbyid(o.owner), \
+                  string_agg(o.kind || ' ' || o.name, ', ' order by o.kind, o.name), pg_get_userbyid(m.owner)), \
+           string_agg(format('alter %s %s owner to %I;', o.kind, o.qualified, pg_get_userbyid(m.owner)), ' ' \
+                      order by o.kind, o.name) \
+      from object as o cross join most as m \
+     where o.owner <> m.owner \
+     group by o.owner, m.owner \
      order by 1";
 
 /// Roles that were granted $2 but not all of $3 and $4.

@@ -4,6 +4,8 @@ mod roles;
 mod schema;
 mod server;
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::LazyLock;
 
 use duroxide_postgres::PostgresProvider;
@@ -12,6 +14,9 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, Options};
 use crate::database::Database;
 use crate::process::{Finished, command, run_on};
+
+/// Where the command is.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_duroxide-postgres");
 
 /// As durable as servers are by default. Prepared transactions and logical decoding are possible, and no fault.
 static SERVER: LazyLock<Cluster> = LazyLock::new(|| {
@@ -32,6 +37,7 @@ struct Fault<'a> {
     check: &'a str,
     /// All of this is in the message.
     says: &'a [&'a str],
+    /// A line a command.
     fix: &'a str,
 }
 
@@ -74,16 +80,20 @@ impl Patient {
         found(|arguments| run_on(self.url(), &[arguments, options].concat()), fault);
     }
 
-    /// Does what the doctor says.
+    /// Does what the doctor says, with a shell or as `psql -c` would: each command at once.
     async fn cure(&self, fix: &str) {
-        if let Some(arguments) = fix.strip_prefix("duroxide-postgres ") {
-            run_on(self.url(), &arguments.split(' ').collect::<Vec<_>>()).ok();
-            return;
-        }
-        let client = self.database.client().await;
-        // One by one, as psql does: some cannot be part of a transaction.
-        for statement in fix.split_inclusive(';').filter(|statement| statement.ends_with(';')) {
-            client.batch_execute(statement).await.expect(statement);
+        for command in fix.lines() {
+            if command.starts_with("duroxide-postgres ") {
+                let folder = Path::new(PROGRAM).parent().expect("a folder").display();
+                let path = format!("{folder}:{}", std::env::var("PATH").expect("PATH"));
+                let mut shell = Command::new("sh");
+                shell.args(["-c", command]).env("PATH", path);
+                shell.env("DATABASE_URL", self.url()).env_remove("DUROXIDE_SCHEMA");
+                Finished::from(shell.output().expect("sh")).ok();
+            } else {
+                let client = self.database.client().await;
+                client.batch_execute(command).await.expect(command);
+            }
         }
     }
 
@@ -98,11 +108,7 @@ fn found(doctor: impl Fn(&[&str]) -> Finished, fault: &Fault<'_>) {
     let finished = doctor(&["doctor", "--json"]);
     let is_error = fault.severity == "error";
     if is_error {
-        assert_eq!(
-            finished.err, "error: 1 things have to be put right\n",
-            "{}",
-            finished.out
-        );
+        assert_eq!(finished.err, "error: 1 thing has to be put right\n", "{}", finished.out);
     } else {
         assert_eq!(finished.err, "", "{}", finished.out);
     }
@@ -119,7 +125,7 @@ fn found(doctor: impl Fn(&[&str]) -> Finished, fault: &Fault<'_>) {
     for part in fault.says {
         assert!(text("message").contains(part), "{part:?} is not in {report:#}");
     }
-    assert_eq!(text("fix"), fault.fix);
+    assert_eq!(fixes(&findings[0]), fault.fix);
     assert_eq!(report["errors"], u64::from(is_error));
     assert_eq!(report["warnings"], u64::from(fault.severity == "warning"));
 
@@ -128,7 +134,17 @@ fn found(doctor: impl Fn(&[&str]) -> Finished, fault: &Fault<'_>) {
         spoken.starts_with(&format!("{}: {}: ", fault.severity, fault.check)),
         "{spoken}"
     );
-    assert!(spoken.contains(&format!("\n    fix: {}\n", fault.fix)), "{spoken}");
+    for fix in fault.fix.lines() {
+        assert!(spoken.contains(&format!("\n    fix: {fix}\n")), "{spoken}");
+    }
+}
+
+fn fixes(finding: &Value) -> String {
+    let fixes = finding["fixes"].as_array().expect("fixes").iter();
+    fixes
+        .map(|fix| fix.as_str().expect("text"))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// Findings of a check, as `severity message | fix`.
@@ -138,7 +154,7 @@ fn findings(report: &Value, check: &str) -> Vec<String> {
         .filter(|finding| finding["check"] == check)
         .map(|finding| {
             let text = |key: &str| finding[key].as_str().expect("text").to_string();
-            format!("{} {} | {}", text("severity"), text("message"), text("fix"))
+            format!("{} {} | {}", text("severity"), text("message"), fixes(finding))
         })
         .collect()
 }

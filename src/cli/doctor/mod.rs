@@ -1,5 +1,6 @@
-//! `doctor`: what is, or may become, a problem, and the one command that fixes it.
+//! `doctor`: what is, or may become, a problem, and what fixes it.
 
+mod origins;
 mod schema;
 mod server;
 
@@ -34,8 +35,8 @@ struct Finding {
     /// What was looked at.
     check: &'static str,
     message: String,
-    /// A command for psql or a shell, or what to set where.
-    fix: String,
+    /// Commands for psql or a shell, one after the other, or what to set where.
+    fixes: Vec<String>,
 }
 
 impl Finding {
@@ -44,8 +45,14 @@ impl Finding {
             severity,
             check,
             message: message.into(),
-            fix: fix.into(),
+            fixes: vec![fix.into()],
         }
+    }
+
+    /// A second command, for what cannot be one with the first.
+    fn then(mut self, fix: impl Into<String>) -> Self {
+        self.fixes.push(fix.into());
+        self
     }
 }
 
@@ -60,15 +67,29 @@ pub(super) async fn run(connection: &Connection, wanted: &Doctor) -> Result<Outc
             severity,
             check,
             message,
-            fix,
+            fixes,
         } = finding;
-        text.push_str(&format!("{}: {check}: {message}\n    fix: {fix}\n", severity.name()));
-        list.push(json!({ "severity": severity.name(), "check": check, "message": message, "fix": fix }));
+        text.push_str(&format!("{}: {check}: {message}\n", severity.name()));
+        for fix in fixes {
+            text.push_str(&format!("    fix: {fix}\n"));
+        }
+        list.push(json!({ "severity": severity.name(), "check": check, "message": message, "fixes": fixes }));
     }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-    text.push_str(&format!("{errors} errors, {warnings} warnings\n"));
+    let counted = |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+    text.push_str(&format!(
+        "{}, {}\n",
+        counted(errors, "error", "errors"),
+        counted(warnings, "warning", "warnings")
+    ));
     let json = json!({ "errors": errors, "warnings": warnings, "findings": Value::Array(list) });
-    let problem = (errors > 0).then(|| Failure::new(format!("{errors} things have to be put right")));
+    let problem = (errors > 0).then(|| {
+        Failure::new(counted(
+            errors,
+            "thing has to be put right",
+            "things have to be put right",
+        ))
+    });
     Ok(Outcome::new(text, json).with_problem(problem))
 }

@@ -2,6 +2,7 @@
 
 use super::super::connection::{Connection, column};
 use super::super::output::{Failure, duration};
+use super::super::shell::quoted;
 use super::{Finding, Severity};
 use crate::deploy::{self, RELEASE, Repair, Standing};
 
@@ -11,8 +12,19 @@ const FEW_DEAD_ROWS: i64 = 10_000;
 const LONG_WAIT_MS: i64 = 60_000;
 
 pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let name = connection.schema.as_str();
-    let apply = format!("duroxide-postgres --schema {name} schema apply");
+    let command = format!("duroxide-postgres --schema {}", quoted(connection.schema.as_str()));
+    let apply = format!("{command} schema apply");
+    if let Some(role) = shut_out(connection).await? {
+        let message = format!(
+            "role {role:?} may not use the schema: it lacks USAGE on it, or EXECUTE on get_deployment. What it looks like, \
+             and whether work waits, was not checked"
+        );
+        let fix = format!("{command} grant --for dashboard {}", quoted(&role));
+        let mut findings = vec![Finding::new(Severity::Error, "privileges", message, fix)];
+        findings.extend(privileges(connection).await?);
+        findings.extend(dead_rows(connection).await?);
+        return Ok(findings);
+    }
     let Some(found) = connection.find_deployment().await? else {
         let failure = connection.not_deployed().await?;
         return Ok(vec![Finding::new(
@@ -58,6 +70,17 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
         findings.extend(backlog(connection).await?);
     }
     Ok(findings)
+}
+
+/// The role, if it may not even ask what is deployed. Catalogs it may read.
+async fn shut_out(connection: &Connection) -> Result<Option<String>, Failure> {
+    let sql = "select current_user::text as role \
+                 from pg_namespace as n left join pg_proc as p on p.pronamespace = n.oid and p.proname = 'get_deployment' \
+                where n.nspname = $1 \
+                  and not (has_schema_privilege(n.oid, 'usage') \
+                           and coalesce(has_function_privilege(p.oid, 'execute'), true))";
+    let rows = connection.query(sql, &[&connection.schema.as_str()]).await?;
+    rows.first().map(|row| column(row, "role")).transpose()
 }
 
 async fn drift(connection: &Connection) -> Result<Vec<Finding>, Failure> {
@@ -135,9 +158,8 @@ async fn dead_rows(connection: &Connection) -> Result<Vec<Finding>, Failure> {
 
 /// Who may not see the queues is told so.
 async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let schema = connection.schema.as_str();
-    let visible = "select has_table_privilege(to_regclass($1), 'select') as visible, \
-                          quote_ident(current_user) as role";
+    let command = format!("duroxide-postgres --schema {}", quoted(connection.schema.as_str()));
+    let visible = "select has_table_privilege(to_regclass($1), 'select') as visible, current_user::text as role";
     let view = format!("{}.queue_health", connection.schema.quoted());
     let rows = connection.query(visible, &[&view]).await?;
     let Some(row) = rows.first() else {
@@ -146,8 +168,8 @@ async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     // NULL: there is no such view.
     if column::<Option<bool>>(row, "visible")? != Some(true) {
         let role: String = column(row, "role")?;
-        let message = format!("role {role} may not read the views: whether work waits was not checked");
-        let fix = format!("duroxide-postgres --schema {schema} grant --for dashboard {role}");
+        let message = format!("role {role:?} may not read the views: whether work waits was not checked");
+        let fix = format!("{command} grant --for dashboard {}", quoted(&role));
         return Ok(vec![Finding::new(Severity::Note, "backlog", message, fix)]);
     }
     let sql = format!(
@@ -157,14 +179,33 @@ async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let rows = connection.query(&sql, &[&LONG_WAIT_MS]).await?;
     let mut findings = Vec::new();
     for row in &rows {
+        let queue: String = column(row, "queue")?;
+        let is_worker = queue == "worker";
         let message = format!(
-            "{} items of the {} queue are ready, the oldest for {}: too few nodes, or none that can take them",
+            "{} items of the {queue} queue are ready, the oldest for {}: too few nodes, or none that can take them{}",
             column::<i64>(row, "ready")?,
-            column::<String>(row, "queue")?,
-            duration(column(row, "latency_ms")?)
+            duration(column(row, "latency_ms")?),
+            if is_worker {
+                ""
+            } else {
+                ", or messages for instances that were never started"
+            }
         );
-        let fix = format!("duroxide-postgres --schema {schema} status");
-        findings.push(Finding::new(Severity::Warning, "backlog", message, fix));
+        let finding = Finding::new(Severity::Warning, "backlog", message, format!("{command} status"));
+        findings.push(if is_worker {
+            finding
+        } else {
+            finding.then(never_started(connection))
+        });
     }
     Ok(findings)
+}
+
+/// Messages wait for the start of their instance, which may never come. Only the owner can tell.
+fn never_started(connection: &Connection) -> String {
+    let schema = connection.schema.quoted();
+    format!(
+        "select q.instance_id, count(*) from {schema}.orchestrator_queue as q where not exists \
+         (select from {schema}.instances as i where i.instance_id = q.instance_id) group by 1;"
+    )
 }

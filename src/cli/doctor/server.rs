@@ -7,6 +7,7 @@ use tokio_postgres::Client;
 use super::super::arguments::Doctor;
 use super::super::connection::{Connection, column, query_unnamed};
 use super::super::output::{Failure, duration};
+use super::origins::{Cure, Origins};
 use super::{Finding, Severity};
 
 const OLDEST_SERVER: i32 = 140_000;
@@ -28,6 +29,7 @@ pub(super) async fn findings(connection: &Connection, wanted: &Doctor) -> Result
     findings.extend(pooler(connection).await?);
     findings.extend(connections(connection, wanted).await?);
     findings.extend(old_snapshots(connection, wanted.old_transaction).await?);
+    findings.extend(slots(connection, wanted.old_transaction).await?);
     Ok(findings)
 }
 
@@ -42,7 +44,6 @@ async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
                       current_setting('synchronous_commit') as synchronous_commit, \
                       current_setting('default_transaction_isolation') as isolation, \
                       current_setting('default_transaction_read_only') = 'on' as read_only, \
-                      quote_ident(current_database()) as database, \
                       age(datfrozenxid)::bigint as xid_age \
                  from pg_database where datname = current_database()";
     let rows = connection.query(sql, &[]).await?;
@@ -50,8 +51,8 @@ async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         return Err(Failure::new("the server does not know its own database"));
     };
     let is = |name| column::<bool>(row, name);
-    let database: String = column(row, "database")?;
-    let mut findings = Vec::new();
+    let origins = Origins::read(connection).await?;
+    let (mut findings, mut of_server) = (Vec::new(), Vec::new());
     let mut find = |severity, check, message: String, fix: String| {
         findings.push(Finding::new(severity, check, message, fix));
     };
@@ -68,10 +69,11 @@ async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         find(Severity::Error, "settings", message.to_string(), fix.to_string());
     } else if is("read_only")? {
         let message = "transactions are read-only by default (default_transaction_read_only)".to_string();
-        // Otherwise the one that changes it would be read-only too.
-        let fix = format!(
-            "set default_transaction_read_only = off; alter database {database} set default_transaction_read_only = off;"
-        );
+        let fix = match origins.cure("default_transaction_read_only", "off") {
+            // Otherwise the one that changes it would be read-only too.
+            Cure::Sql(sql) => format!("begin read write; {sql} commit;"),
+            Cure::Elsewhere(advice) => advice,
+        };
         find(Severity::Error, "settings", message, fix);
     }
     for (setting, on, why) in [
@@ -93,22 +95,26 @@ async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         ),
     ] {
         if !on {
-            let fix = format!("alter system set {setting} = on; select pg_reload_conf();");
-            find(Severity::Error, "settings", format!("{setting} is off: {why}"), fix);
+            let (message, fix) = (
+                format!("{setting} is off: {why}"),
+                format!("alter system set {setting} = on;"),
+            );
+            // No transaction can contain the first.
+            of_server.push(Finding::new(Severity::Error, "settings", message, fix).then("select pg_reload_conf();"));
         }
     }
     let synchronous_commit: String = column(row, "synchronous_commit")?;
     if synchronous_commit == "off" {
         let message =
             "synchronous_commit is off: a crash of the server can lose turns and messages that were acknowledged";
-        let fix = format!("alter database {database} set synchronous_commit = on;");
+        let fix = origins.cure("synchronous_commit", "on").into();
         find(Severity::Warning, "settings", message.to_string(), fix);
     }
     let isolation: String = column(row, "isolation")?;
     if isolation != "read committed" {
         let message =
             format!("transactions are {isolation} by default: the functions refuse anything but read committed");
-        let fix = format!("alter database {database} set default_transaction_isolation = 'read committed';");
+        let fix = origins.cure("default_transaction_isolation", "'read committed'").into();
         find(Severity::Error, "settings", message, fix);
     }
     let age: i64 = column(row, "xid_age")?;
@@ -121,6 +127,7 @@ async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
             "vacuum (freeze, verbose);".to_string(),
         );
     }
+    findings.extend(of_server);
     Ok(findings)
 }
 
@@ -148,7 +155,8 @@ async fn clock(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         Severity::Warning,
         "clock",
         message,
-        "chronyc makestep",
+        "chronyc tracking # on this machine and on the server's. Let the one that is off slew; step it (chronyc makestep) \
+         only while no node runs",
     )])
 }
 
@@ -200,7 +208,8 @@ async fn connections(connection: &Connection, wanted: &Doctor) -> Result<Vec<Fin
                       current_setting('superuser_reserved_connections')::bigint \
                       + coalesce(current_setting('reserved_connections', true)::bigint, 0) as reserved, \
                       nullif(d.datconnlimit, -1)::bigint as database_limit, quote_ident(d.datname) as database, \
-                      (select count(*) from pg_stat_activity where backend_type = 'client backend') as used \
+                      (select count(*) from pg_stat_activity \
+                        where usename is not null and coalesce(backend_type, 'client backend') = 'client backend') as used \
                  from pg_database as d where d.datname = current_database()";
     let rows = connection.query(sql, &[]).await?;
     let Some(row) = rows.first() else {
@@ -237,6 +246,23 @@ async fn connections(connection: &Connection, wanted: &Doctor) -> Result<Vec<Fin
         let fix = format!("alter database {database} connection limit {needed};");
         findings.push(Finding::new(Severity::Error, "connections", message, fix));
     }
+    // Roles that nodes can run as. Limits are nothing to a superuser.
+    let sql = "select r.rolname::text as role, quote_ident(r.rolname) as quoted, r.rolconnlimit::bigint as role_limit \
+                 from pg_roles as r \
+                where r.rolcanlogin and not r.rolsuper and r.rolconnlimit between 0 and $2 - 1 \
+                  and exists (select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace \
+                               where n.nspname = $1 and p.proname = 'fetch_orchestration_item' \
+                                 and has_function_privilege(r.oid, p.oid, 'execute')) \
+                order by 1";
+    for row in &connection.query(sql, &[&connection.schema.as_str(), &nodes]).await? {
+        let (role, limit): (String, i64) = (column(row, "role")?, column(row, "role_limit")?);
+        let message = format!("{takes}: role {role:?} is limited to {limit}");
+        let fix = format!(
+            "alter role {} connection limit {nodes};",
+            column::<String>(row, "quoted")?
+        );
+        findings.push(Finding::new(Severity::Error, "connections", message, fix));
+    }
     Ok(findings)
 }
 
@@ -255,12 +281,7 @@ async fn old_snapshots(connection: &Connection, old_ms: i64) -> Result<Vec<Findi
                       floor(extract(epoch from clock_timestamp() - p.prepared) * 1000)::bigint, \
                       format('rollback prepared %L;', p.gid) \
                  from pg_prepared_xacts as p \
-                where p.database = current_database() and p.prepared < clock_timestamp() - $1 * interval '1 millisecond' \
-               union all \
-               select 'replication slot ' || s.slot_name || ', which nobody uses,', null, \
-                      format('select pg_drop_replication_slot(%L);', s.slot_name) \
-                 from pg_replication_slots as s \
-                where not s.active and (s.xmin is not null or s.catalog_xmin is not null)";
+                where p.database = current_database() and p.prepared < clock_timestamp() - $1 * interval '1 millisecond'";
     let rows = connection.query(sql, &[&(old_ms as f64)]).await?;
     let mut findings = Vec::new();
     for row in &rows {
@@ -282,10 +303,41 @@ async fn old_snapshots(connection: &Connection, old_ms: i64) -> Result<Vec<Findi
         if !column::<bool>(row, "sees_all")? {
             let role: String = column(row, "role")?;
             let message =
-                format!("role {role} sees no other role's sessions: old transactions there were not looked for");
+                format!("role {role} sees little of other roles' sessions: old transactions there were not looked for");
             let fix = format!("grant pg_read_all_stats to {role};");
             findings.push(Finding::new(Severity::Note, "snapshots", message, fix));
         }
+    }
+    Ok(findings)
+}
+
+/// Slots that nobody reads. Servers before 17 do not say since when.
+async fn slots(connection: &Connection, old_ms: i64) -> Result<Vec<Finding>, Failure> {
+    let sql = "select s.slot_name::text as slot, s.xmin is not null as holds_rows, \
+                      floor(extract(epoch from clock_timestamp() - i.since) * 1000)::bigint as age_ms, \
+                      format('select pg_drop_replication_slot(%L);', s.slot_name) as remove \
+                 from pg_replication_slots as s \
+                cross join lateral (select (to_jsonb(s) ->> 'inactive_since')::timestamptz as since) as i \
+                where not s.active and (s.xmin is not null or s.catalog_xmin is not null) \
+                  and coalesce(i.since < clock_timestamp() - $1 * interval '1 millisecond', true)";
+    let mut findings = Vec::new();
+    for row in &connection.query(sql, &[&(old_ms as f64)]).await? {
+        let age: Option<i64> = column(row, "age_ms")?;
+        let message = format!(
+            "nobody reads replication slot {}{}: {}",
+            column::<String>(row, "slot")?,
+            age.map_or(", at least now".to_string(), |age| format!(", for {}", duration(age))),
+            if column::<bool>(row, "holds_rows")? {
+                "vacuum cannot clean the queues, and WAL piles up"
+            } else {
+                "WAL piles up, and vacuum cannot clean the system catalogs"
+            }
+        );
+        let fix = format!(
+            "/* bring its reader back; only if that is gone for good: */ {}",
+            column::<String>(row, "remove")?
+        );
+        findings.push(Finding::new(Severity::Warning, "snapshots", message, fix));
     }
     Ok(findings)
 }

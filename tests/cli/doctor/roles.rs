@@ -1,7 +1,9 @@
 //! What roles may do too little or too much of, and what the doctor cannot see because of its own.
 
-use super::{Fault, Patient, found};
-use crate::process::run_on;
+use serde_json::json;
+
+use super::{Fault, Patient, findings, found};
+use crate::process::{Finished, run_on};
 
 #[tokio::test]
 async fn privileges_that_are_missing_or_too_many_are_found() {
@@ -31,6 +33,42 @@ async fn privileges_that_are_missing_or_too_many_are_found() {
             format!("revoke INSERT on duroxide.instances from {role};"),
         ),
         (
+            format!("grant select (event_data) on history to {role}"),
+            "warning",
+            format!("role {role:?} has SELECT (event_data) on table history"),
+            format!("revoke SELECT (event_data) on duroxide.history from {role};"),
+        ),
+        (
+            format!("grant execute on function erase_instances to {role}"),
+            "warning",
+            format!("role {role:?} has EXECUTE on function erase_instances"),
+            format!("revoke EXECUTE on function duroxide.erase_instances(p_instance_ids text[]) from {role};"),
+        ),
+        (
+            format!("grant create on schema duroxide to {role}"),
+            "warning",
+            format!("role {role:?} has CREATE on the schema"),
+            format!("revoke CREATE on schema duroxide from {role};"),
+        ),
+        (
+            "grant create on schema duroxide to public".to_string(),
+            "warning",
+            "PUBLIC has CREATE on the schema".to_string(),
+            "revoke CREATE on schema duroxide from public;".to_string(),
+        ),
+        (
+            format!(
+                "alter table kv_store owner to {role}; alter function delete_instance(text, boolean) owner to {role}"
+            ),
+            "warning",
+            format!(
+                "role {role:?} owns function delete_instance, table kv_store; the rest belongs to role \"postgres\""
+            ),
+            "alter function duroxide.delete_instance(p_instance_id text, p_force boolean) owner to postgres; \
+             alter table duroxide.kv_store owner to postgres;"
+                .to_string(),
+        ),
+        (
             "grant select on history to public".to_string(),
             "warning",
             "PUBLIC has SELECT on table history".to_string(),
@@ -51,11 +89,47 @@ async fn privileges_that_are_missing_or_too_many_are_found() {
         patient.silent(&[]);
     }
     // PUBLIC's are put right by a deployment too.
-    patient.execute("grant select on queue_health to public").await;
+    patient
+        .execute("grant select on queue_health to public; grant create on schema duroxide to public")
+        .await;
     run_on(patient.url(), &["schema", "apply"]).ok();
     patient.silent(&[]);
     patient
         .execute(&format!("drop owned by {role}; drop role {role}"))
+        .await;
+    patient.done().await;
+}
+
+/// Its name means something to a shell, and to SQL.
+#[tokio::test]
+async fn a_role_that_may_nothing_hears_of_everything_else() {
+    let patient = Patient::new().await;
+    let role = format!("it's \"{}\"", patient.database.name);
+    let quoted = format!("\"{}\"", role.replace('"', "\"\""));
+    patient
+        .execute(&format!(
+            "create role {quoted} login; grant pg_read_all_stats to {quoted}; \
+             alter database {} set synchronous_commit = off",
+            patient.database.name
+        ))
+        .await;
+    let url = format!("{} user='{}'", patient.url(), role.replace('\'', "\\'"));
+    let report = run_on(&url, &["doctor", "--json"]).fails(1, &["1 thing"]).json();
+    assert_eq!(findings(&report, "settings").len(), 1, "{report:#}");
+    let fix = format!(
+        "duroxide-postgres --schema duroxide grant --for dashboard '{}'",
+        role.replace('\'', r"'\''")
+    );
+    let lacks = &findings(&report, "privileges")[..];
+    assert!(
+        lacks.len() == 1 && lacks[0].contains("may not use the schema") && lacks[0].ends_with(&format!(" | {fix}")),
+        "{report:#}"
+    );
+    patient.cure(&fix).await;
+    let report = run_on(&url, &["doctor", "--json"]).ok().json();
+    assert_eq!((&report["errors"], &report["warnings"]), (&json!(0), &json!(1)));
+    patient
+        .execute(&format!("drop owned by {quoted}; drop role {quoted}"))
         .await;
     patient.done().await;
 }
@@ -71,7 +145,7 @@ async fn who_cannot_see_everything_is_told_so() {
     let fault = Fault {
         severity: "note",
         check: "snapshots",
-        says: &["sees no other role's sessions: old transactions there were not looked for"],
+        says: &["sees little of other roles' sessions: old transactions there were not looked for"],
         fix: &fix,
     };
     found(|arguments| run_on(&url, arguments), &fault);
@@ -106,7 +180,15 @@ async fn who_cannot_see_everything_is_told_so() {
         fix: &fix,
     };
     found(|arguments| run_on(&url, arguments), &fault);
+    let verified = run_on(&url, &["schema", "verify"]).ok().out;
+    assert!(
+        verified.contains("not compared: what the views say") && verified.contains("deploys it, the views aside"),
+        "{verified}"
+    );
+    let views_compared = |verified: Finished| verified.ok().json()["views_compared"] == true;
+    assert!(!views_compared(run_on(&url, &["schema", "verify", "--json"])));
     patient.cure(&fix).await;
+    assert!(views_compared(run_on(&url, &["schema", "verify", "--json"])));
     assert_eq!(run_on(&url, &["doctor"]).ok().out, "0 errors, 0 warnings\n");
     patient
         .execute(&format!("drop owned by {role}; drop role {role}"))

@@ -96,6 +96,25 @@ const DAMAGE: &[(&str, &str, &str, &str)] = &[
         "alter table \"duroxide\".deployment add constraint deployment_only_row_check CHECK (only_row);",
     ),
     (
+        "alter table worker_queue set unlogged",
+        "schema",
+        "changed: table worker_queue is \"UNLOGGED with ",
+        "alter table \"duroxide\".worker_queue set logged;",
+    ),
+    (
+        "alter table history enable row level security; alter table history force row level security",
+        "schema",
+        "changed: table history is \"SECURED FORCED with ",
+        "alter table \"duroxide\".history disable row level security, no force row level security;",
+    ),
+    // With an index on it, and views that read it.
+    (
+        "alter table executions rename completed_at to \"ended at\"",
+        "schema",
+        "renamed: column executions.completed_at is \"ended at\"",
+        "alter table \"duroxide\".executions rename column \"ended at\" to completed_at;",
+    ),
+    (
         "alter table mailboxes drop column claimed_until",
         "schema",
         "missing: column mailboxes.claimed_until",
@@ -120,14 +139,65 @@ const IN_THE_WAY: &[(&str, &str, &str, &str)] = &[
     (
         "create function theirs() returns void language sql as 'select'; revoke all on function theirs() from public",
         "schema",
-        "not ours: function theirs",
-        "alter function \"duroxide\".theirs set schema public;",
+        "not ours: function theirs()",
+        "alter routine \"duroxide\".theirs() set schema public;",
+    ),
+    (
+        "create procedure \"Their()s\"(a integer default 1) language sql as 'select'; \
+         revoke all on procedure \"Their()s\" from public",
+        "schema",
+        "not ours: function \"Their()s\"(IN a integer)",
+        "alter routine \"duroxide\".\"Their()s\"(IN a integer) set schema public;",
+    ),
+    // Names that would be those of ours if they ended at the space, or at the dot.
+    (
+        "create index \"executions_status_idx copy\" on executions (status)",
+        "indexes",
+        "not ours: index \"executions_status_idx copy\"",
+        "drop index concurrently \"duroxide\".\"executions_status_idx copy\";",
+    ),
+    (
+        "create table \"history old\" (id integer primary key, \"a b\" text); \
+         create index \"old ON x\" on \"history old\" (\"a b\")",
+        "schema",
+        "not ours: table \"history old\"",
+        "alter table \"duroxide\".\"history old\" set schema public;",
+    ),
+    (
+        "create view \"queue_health.a\"\"b\" as select 1 as one",
+        "schema",
+        "not ours: view \"queue_health.a\"\"b\"",
+        "alter view \"duroxide\".\"queue_health.a\"\"b\" set schema public;",
+    ),
+    (
+        "alter table executions add column \"output backup\" jsonb",
+        "schema",
+        "not ours: column executions.\"output backup\"",
+        "/* what is in it is lost */ alter table \"duroxide\".executions drop column \"output backup\";",
+    ),
+    (
+        "alter table sessions add constraint \"one of\" unique (owner_id)",
+        "schema",
+        "not ours: constraint sessions.\"one of\"",
+        "alter table \"duroxide\".sessions drop constraint \"one of\";",
+    ),
+    (
+        "create rule \"keep all\" as on delete to history do instead nothing",
+        "schema",
+        "not ours: rule history.\"keep all\"",
+        "drop rule \"keep all\" on \"duroxide\".history;",
+    ),
+    (
+        "create trigger mine instead of insert on instance_counts for each row execute function forget_cached_history()",
+        "schema",
+        "not ours: trigger instance_counts.mine",
+        "drop trigger mine on \"duroxide\".instance_counts;",
     ),
     (
         "alter table sessions add column note text",
         "schema",
         "not ours: column sessions.note",
-        "alter table \"duroxide\".sessions drop column \"note\";",
+        "/* what is in it is lost */ alter table \"duroxide\".sessions drop column note;",
     ),
 ];
 
@@ -169,6 +239,27 @@ async fn what_is_not_ours_is_found_and_can_be_moved_away() {
         patient.cure(fix).await;
         patient.silent(&[]);
     }
+
+    // Each overload is one of its own.
+    patient
+        .execute(
+            "create function mine(integer) returns void language sql as 'select'; \
+             create function mine(text) returns void language sql as 'select'; \
+             revoke all on function mine(integer), mine(text) from public",
+        )
+        .await;
+    let report = run_on(patient.url(), &["doctor", "--json"]).ok().json();
+    assert_eq!(
+        findings(&report, "schema"),
+        ["integer", "text"].map(|argument| format!(
+            "warning not ours: function mine({argument}) | alter routine \"duroxide\".mine({argument}) set schema public;"
+        ))
+    );
+    for argument in ["integer", "text"] {
+        let fix = format!("alter routine \"duroxide\".mine({argument}) set schema public;");
+        patient.cure(&fix).await;
+    }
+    patient.silent(&[]);
 
     // An index with the name of ours that is another one: first away with it.
     patient
@@ -278,6 +369,32 @@ async fn work_that_nobody_takes_is_found() {
     );
     patient.execute("delete from worker_queue").await;
     patient.silent(&[]);
+    // It is waiting for its instance, which nobody starts.
+    patient
+        .execute(
+            "insert into orchestrator_queue (instance_id, kind, visible_at, work_item) \
+             values ('i', 'x', clock_timestamp() - interval '2 hours', '{}')",
+        )
+        .await;
+    let query = "select q.instance_id, count(*) from \"duroxide\".orchestrator_queue as q where not exists \
+                 (select from \"duroxide\".instances as i where i.instance_id = q.instance_id) group by 1;";
+    patient.finds(
+        &[],
+        &Fault {
+            severity: "warning",
+            check: "backlog",
+            says: &["or messages for instances that were never started"],
+            fix: &format!("duroxide-postgres --schema duroxide status\n{query}"),
+        },
+    );
+    let row = patient
+        .database
+        .client()
+        .await
+        .query_one(query, &[])
+        .await
+        .expect(query);
+    assert_eq!((row.get::<_, &str>(0), row.get::<_, i64>(1)), ("i", 1));
     patient.done().await;
 }
 

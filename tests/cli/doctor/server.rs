@@ -79,7 +79,7 @@ async fn a_server_that_loses_data_or_never_cleans_up_is_found() {
         ("autovacuum", "every fetch gets slower"),
         ("track_counts", "autovacuum does not know"),
     ] {
-        let fix = format!("alter system set {setting} = on; select pg_reload_conf();");
+        let fix = format!("alter system set {setting} = on;\nselect pg_reload_conf();");
         let report = run_on(patient.url(), &["doctor", "--json", "--pool-size", "4"]).json();
         let settings = findings(&report, "settings");
         let expected = format!("error {setting} is off: ");
@@ -133,13 +133,24 @@ async fn a_server_that_loses_data_or_never_cleans_up_is_found() {
     patient
         .execute("select pg_create_logical_replication_slot('forgotten', 'pgoutput')")
         .await;
-    let fix = "select pg_drop_replication_slot('forgotten');";
+    let fix =
+        "/* bring its reader back; only if that is gone for good: */ select pg_drop_replication_slot('forgotten');";
+    until(
+        patient.url(),
+        "select coalesce(clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz > interval '10 ms', true) \
+           from pg_replication_slots as s",
+    )
+    .await;
     patient.finds(
-        &small,
+        &["--pool-size", "4", "--old-transaction", "10ms"],
         &Fault {
             severity: "warning",
             check: "snapshots",
-            says: &["replication slot forgotten, which nobody uses, holds an old snapshot"],
+            // One for logical decoding keeps no rows of tables.
+            says: &[
+                "nobody reads replication slot forgotten, ",
+                ": WAL piles up, and vacuum cannot clean the system catalogs",
+            ],
             fix,
         },
     );
@@ -164,7 +175,12 @@ async fn settings_of_a_database_are_found() {
             fix: "alter system set max_connections = 908; -- and restart the server",
         },
     );
+    // A role of the same name, with settings of its own.
     let name = &patient.database.name;
+    patient.execute(&format!("create role {name} superuser login")).await;
+    run_on(patient.url(), &["grant", name]).ok();
+    run_on(patient.url(), &["grant", "--for", "dashboard", name]).ok();
+    let url = format!("{} user={name}", patient.url());
     for (plant, severity, check, says, fix) in [
         (
             "alter database {} set synchronous_commit = off",
@@ -185,7 +201,29 @@ async fn settings_of_a_database_are_found() {
             "error",
             "settings",
             "transactions are read-only by default",
-            "set default_transaction_read_only = off; alter database {} set default_transaction_read_only = off;",
+            "begin read write; alter database {} set default_transaction_read_only = off; commit;",
+        ),
+        // What a role has counts more than what its database has.
+        (
+            "alter role {} set default_transaction_isolation = 'serializable'",
+            "error",
+            "settings",
+            "transactions are serializable by default: the functions refuse",
+            "alter role {} in database {} set default_transaction_isolation = 'read committed';",
+        ),
+        (
+            "alter role {} in database {} set default_transaction_read_only = on",
+            "error",
+            "settings",
+            "transactions are read-only by default",
+            "begin read write; alter role {} in database {} set default_transaction_read_only = off; commit;",
+        ),
+        (
+            "alter role {} nosuperuser connection limit 16; grant pg_read_all_stats to {}",
+            "error",
+            "connections",
+            "take 17 connections, and 5 are for others: role \"{}\" is limited to 16",
+            "alter role {} connection limit 17;",
         ),
         (
             "alter database {} connection limit 20",
@@ -196,20 +234,30 @@ async fn settings_of_a_database_are_found() {
         ),
     ] {
         patient.execute(&plant.replace("{}", name)).await;
-        let fix = &fix.replace("{}", name);
-        let says = &[says][..];
-        patient.finds(
-            &[],
-            &Fault {
-                severity,
-                check,
-                says,
-                fix,
-            },
-        );
+        let (fix, says) = (&fix.replace("{}", name), &says.replace("{}", name));
+        let fault = Fault {
+            severity,
+            check,
+            says: &[says],
+            fix,
+        };
+        found(|arguments| run_on(&url, arguments), &fault);
         patient.cure(fix).await;
-        patient.silent(&[]);
+        assert_eq!(run_on(&url, &["doctor"]).ok().out, "0 errors, 0 warnings\n");
     }
+
+    // The server cannot change what comes from the client.
+    let fault = Fault {
+        severity: "error",
+        check: "settings",
+        says: &["transactions are repeatable read by default"],
+        fix: "take default_transaction_isolation out of the connection string (options) and of PGOPTIONS, for nodes too",
+    };
+    let options = [("PGOPTIONS", "-c default_transaction_isolation=repeatable\\ read")];
+    found(|arguments| doctor_with(&url, &options, arguments), &fault);
+    patient
+        .execute(&format!("drop owned by {name}; drop role {name}"))
+        .await;
     patient.done().await;
 }
 
@@ -242,7 +290,8 @@ async fn a_clock_that_differs_is_found() {
                     side,
                     "this machine's: timers fire that much off",
                 ],
-                fix: "chronyc makestep",
+                fix: "chronyc tracking # on this machine and on the server's. Let the one that is off slew; step it \
+                      (chronyc makestep) only while no node runs",
             },
         );
     }
