@@ -16,7 +16,18 @@ mod tests {
 
     #[test]
     fn words_survive_a_shell() {
-        for word in ["plain-1.2", "", "two words", "it's", "$HOME", "a\"b", "*", "naïve", "-x", "a\nb"] {
+        for word in [
+            "plain-1.2",
+            "",
+            "two words",
+            "it's",
+            "$HOME",
+            "a\"b",
+            "*",
+            "naïve",
+            "-x",
+            "a\nb",
+        ] {
             let output = std::process::Command::new("sh")
                 .args(["-c", &format!("printf %s {}", quoted(word))])
                 .output()
