@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::arguments::Raise;
 use super::connection::Connection;
-use super::output::{Failure, Outcome};
+use super::output::{Failure, Outcome, has_state};
+use super::shell::quoted;
 
 pub(super) async fn cancel(connection: &Connection, instance: &str, reason: &str) -> Result<Outcome, Failure> {
     let client = running(connection, instance).await?;
@@ -46,13 +47,15 @@ pub(super) async fn raise(connection: &Connection, raise: &Raise) -> Result<Outc
 pub(super) async fn delete(connection: &Connection, instance: &str, force: bool) -> Result<Outcome, Failure> {
     let provider = connection.provider().await?;
     let deleted = provider.delete_instance(instance, force).await.map_err(|error| {
-        if error.message.contains("DX004") {
+        if has_state(&error, "DX004") {
             return Failure::new(format!(
                 "nothing was deleted: instance {instance:?}, or one below it, is still running. \
-                 Cancel it first (duroxide-postgres cancel {instance}), or delete it anyway with --force"
+                 Cancel it first ({} cancel -- {}), or delete it anyway with --force",
+                connection.command(),
+                quoted(instance)
             ));
         }
-        Failure::new(format!("nothing was deleted: {}", error.message))
+        Failure::from(error).preceded_by("nothing was deleted: ")
     })?;
     let text = format!(
         "deleted {} instances, {} executions, {} events, {} messages",

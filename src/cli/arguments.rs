@@ -3,14 +3,18 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done; 1 refused, failed, or found something wrong; 2 bad usage; 3 the server cannot be reached.
-Data goes to stdout, messages and progress to stderr.";
+Exit codes: 0 done; 1 refused, failed, or found something wrong; 2 bad usage; 3 the server cannot be reached;
+130 a prune that was interrupted. Data goes to stdout, messages and progress to stderr.
+An instance id that begins with a hyphen goes behind two of them: duroxide-postgres show -- -id";
 
 /// Looks after a duroxide-postgres schema: deploys and verifies it, grants, watches, and acts on instances.
 #[derive(Debug, Parser)]
 #[command(name = "duroxide-postgres", version, after_help = AFTER_HELP, propagate_version = true)]
 pub(super) struct Arguments {
     /// The server: postgres://user@host/database, or key=value pairs.
+    ///
+    /// Others on the machine can read a command line: leave the password out, or use the variable. PGPASSFILE and the other PG*
+    /// variables count as for psql.
     #[arg(
         long,
         short,
@@ -21,8 +25,8 @@ pub(super) struct Arguments {
     )]
     pub(super) database_url: Option<String>,
 
-    /// The schema.
-    #[arg(long, short, global = true, env = "DUROXIDE_SCHEMA", default_value = "duroxide")]
+    /// The schema. Default: what the environment variable DUROXIDE_SCHEMA says, or duroxide.
+    #[arg(long, short, global = true, default_value_t = default_schema())]
     pub(super) schema: String,
 
     /// Prints data as JSON.
@@ -33,13 +37,23 @@ pub(super) struct Arguments {
     pub(super) command: Command,
 }
 
+/// A variable that is empty is as good as none.
+fn default_schema() -> String {
+    std::env::var("DUROXIDE_SCHEMA")
+        .ok()
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "duroxide".to_string())
+}
+
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Deploys, verifies and drops the schema.
     #[command(subcommand)]
     Schema(SchemaCommand),
 
-    /// Gives a role what it needs, and nothing else.
+    /// Gives a role what it needs for its work. Without --payloads, a dashboard loses the views that show them.
+    ///
+    /// Nothing else is taken away: revoke what the role has beyond that.
     Grant(Grant),
 
     /// Shows queues, leases, instances, the next timers and the throughput of the last minute.
@@ -52,10 +66,14 @@ pub(super) enum Command {
     Instances(Instances),
 
     /// Shows one instance: executions, tree, values, custom status, and what happened in it.
-    Show { instance: String },
+    Show {
+        /// Its id.
+        instance: String,
+    },
 
     /// Shows the history of one execution; with --json, all of each event.
     History {
+        /// Its id.
         instance: String,
 
         /// Which execution. Default: the current one.
@@ -65,10 +83,11 @@ pub(super) enum Command {
 
     /// Asks an instance to stop. Those below it are asked too.
     Cancel {
+        /// Its id.
         instance: String,
 
         /// What its history will say.
-        #[arg(long, default_value = "cancelled by an operator")]
+        #[arg(long, allow_hyphen_values = true, default_value = "cancelled by an operator")]
         reason: String,
     },
 
@@ -77,6 +96,7 @@ pub(super) enum Command {
 
     /// Deletes an instance and all below it.
     Delete {
+        /// Its id.
         instance: String,
 
         /// Deletes it even while it runs.
@@ -97,7 +117,7 @@ pub(super) enum Command {
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
     /// From when on a transaction that stays open is trouble: 500ms, 30s, 5m.
-    #[arg(long, default_value = "5m", value_parser = duration, value_name = "TIME")]
+    #[arg(long, default_value = "5m", value_parser = duration, allow_hyphen_values = true, value_name = "TIME")]
     pub(super) old_transaction: i64,
 
     /// How many processes are to run at once, web servers that start orchestrations included.
@@ -114,7 +134,7 @@ pub(super) enum PruneCommand {
     /// Deletes instances that completed or failed, with all below them; none that runs, or has one below it that does.
     Instances {
         /// Those that ended at least this long ago: 30s, 15m, 12h, 7d.
-        #[arg(long, value_parser = duration, value_name = "TIME")]
+        #[arg(long, value_parser = duration, allow_hyphen_values = true, value_name = "TIME")]
         older_than: Option<i64>,
 
         #[command(flatten)]
@@ -128,7 +148,7 @@ pub(super) enum PruneCommand {
         keep_last: Option<u32>,
 
         /// Only those that ended at least this long ago.
-        #[arg(long, value_parser = duration, value_name = "TIME")]
+        #[arg(long, value_parser = duration, allow_hyphen_values = true, value_name = "TIME")]
         older_than: Option<i64>,
 
         #[command(flatten)]
@@ -212,7 +232,7 @@ pub(super) enum Purpose {
 #[derive(Debug, Args)]
 pub(super) struct Watch {
     /// How often, for example 500ms or 5s.
-    #[arg(long, default_value = "2s", value_parser = duration, value_name = "TIME")]
+    #[arg(long, default_value = "2s", value_parser = interval, allow_hyphen_values = true, value_name = "TIME")]
     pub(super) every: i64,
 
     /// How many times. Default: until it is interrupted.
@@ -227,19 +247,19 @@ pub(super) struct Instances {
     pub(super) status: Option<Status>,
 
     /// Only those of this orchestration.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     pub(super) name: Option<String>,
 
     /// Only the children of this instance.
-    #[arg(long, value_name = "INSTANCE")]
+    #[arg(long, allow_hyphen_values = true, value_name = "INSTANCE")]
     pub(super) parent: Option<String>,
 
     /// Only those created at least this long ago: 30s, 15m, 12h, 7d.
-    #[arg(long, value_parser = duration, value_name = "TIME")]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, value_name = "TIME")]
     pub(super) older_than: Option<i64>,
 
     /// Only those created less long ago than this.
-    #[arg(long, value_parser = duration, value_name = "TIME")]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true, value_name = "TIME")]
     pub(super) younger_than: Option<i64>,
 
     /// How many at most.
@@ -247,7 +267,7 @@ pub(super) struct Instances {
     pub(super) limit: u32,
 
     /// Goes on after this instance, the last one of the page before.
-    #[arg(long, value_name = "INSTANCE")]
+    #[arg(long, allow_hyphen_values = true, value_name = "INSTANCE")]
     pub(super) after: Option<String>,
 }
 
@@ -274,13 +294,14 @@ impl Status {
 
 #[derive(Debug, Args)]
 pub(super) struct Raise {
+    /// Its id.
     pub(super) instance: String,
 
     /// The name of the event.
     pub(super) event: String,
 
     /// What comes with it. Code that waits for a typed event expects JSON.
-    #[arg(default_value = "null")]
+    #[arg(default_value = "null", allow_negative_numbers = true)]
     pub(super) data: String,
 
     /// Puts it into the queue of that name instead, where it waits until it is taken.
@@ -290,6 +311,9 @@ pub(super) struct Raise {
 
 /// A number and its unit, in milliseconds.
 fn duration(text: &str) -> Result<i64, String> {
+    if text.starts_with('-') {
+        return Err("a time cannot be negative: 500ms, 30s, 15m, 12h, 7d".to_string());
+    }
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit: i64 = match unit {
@@ -306,6 +330,17 @@ fn duration(text: &str) -> Result<i64, String> {
         .checked_mul(unit)
         .filter(|&ms| ms <= 1000 * 365 * 86_400_000)
         .ok_or_else(|| "that is too long".to_string())
+}
+
+/// Often enough, and no burden to the server.
+fn interval(text: &str) -> Result<i64, String> {
+    duration(text).and_then(|ms| {
+        if ms < 100 {
+            Err("at least 100ms".to_string())
+        } else {
+            Ok(ms)
+        }
+    })
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use tokio_postgres::{GenericClient, Row};
 
 use super::arguments::Arguments;
 use super::output::Failure;
+use super::shell::quoted;
 use crate::PostgresProvider;
 use crate::call::{Caller, Parameters};
 use crate::connect::{Pool, Pooled};
@@ -71,32 +72,28 @@ impl Connection {
         let rows = self.query(exists, &[&self.schema.as_str()]).await?;
         let exists = rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false));
         let name = self.schema.as_str();
-        Ok(Failure::new(if exists {
-            format!(
-                "schema {name:?} is not ours: duroxide-postgres is not deployed in it. \
-                 Name another one with --schema, or deploy with: duroxide-postgres --schema {name} schema apply"
-            )
+        let problem = if exists {
+            format!("schema {name:?} is not ours: duroxide-postgres is not deployed in it")
         } else {
-            format!(
-                "there is no schema {name:?} in this database. \
-                 Name another one with --schema, or deploy with: duroxide-postgres --schema {name} schema apply"
-            )
-        }))
+            format!("there is no schema {name:?} in this database")
+        };
+        Ok(Failure::new(format!(
+            "{problem}. Name another one with --schema, or deploy with: {} schema apply",
+            self.command()
+        )))
+    }
+
+    /// How commands about this schema begin, for a shell.
+    pub(super) fn command(&self) -> String {
+        format!("duroxide-postgres --schema {}", quoted(self.schema.as_str()))
     }
 
     /// A statement of our own, about the catalogs or the views.
     pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
         let client = self.client().await?;
-        query_unnamed(&**client, sql, parameters).await.map_err(|error| {
-            if error.code().is_some_and(|code| code.code() == "42501") {
-                Failure::new(format!(
-                    "{}. Use a role that may, or ask the owner for: duroxide-postgres grant --for dashboard ROLE",
-                    crate::error::describe(&error)
-                ))
-            } else {
-                deploy::database(error).into()
-            }
-        })
+        Ok(query_unnamed(&**client, sql, parameters)
+            .await
+            .map_err(deploy::database)?)
     }
 
     /// Fails unless a deployment is there that this release can work with.
@@ -104,11 +101,12 @@ impl Connection {
         let found = self.deployment().await?;
         if deploy::standing(&found, &self.schema)? == Standing::Outdated {
             return Err(Failure::new(format!(
-                "schema {0:?} was deployed by release {1}, or another build of it; this is {2}. \
-                 Upgrade it with: duroxide-postgres --schema {0} schema apply",
+                "schema {:?} was deployed by release {}, or another build of it; this is {}. \
+                 Upgrade it with: {} schema apply",
                 self.schema.as_str(),
                 found.release,
-                deploy::RELEASE
+                deploy::RELEASE,
+                self.command()
             )));
         }
         Ok(())

@@ -3,10 +3,11 @@
 use serde_json::json;
 
 use super::arguments::{Grant, Purpose};
-use super::connection::{Connection, query_unnamed};
+use super::connection::{Connection, column, query_unnamed};
 use super::output::{Failure, Outcome};
+use crate::call::Parameters;
 use crate::deploy::{self, Grants, RoleKind};
-use crate::schema_name::SchemaName;
+use crate::schema_name::{SchemaName, quote_identifier};
 
 /// Prints the statements.
 pub(super) fn sql(schema: &str, grant: &Grant) -> Result<Outcome, Failure> {
@@ -15,37 +16,75 @@ pub(super) fn sql(schema: &str, grant: &Grant) -> Result<Outcome, Failure> {
     Ok(Outcome::new(statements.join("\n"), json))
 }
 
+/// What the role $1 lacks of the functions $3 and the views $4, or was granted of the views $5 nevertheless.
+const WRONG: &str = "\
+    with view as (select c.oid, c.relname::text as name, c.relacl as acl, c.relowner as owner from pg_class as c \
+                   where c.relnamespace = $2::text::regnamespace and c.relkind = 'v') \
+    select 'lacks USAGE on the schema' as wrong \
+     where not has_schema_privilege($1::text, $2::text::regnamespace::oid, 'usage') \
+    union all \
+    select 'lacks EXECUTE on ' || p.proname from pg_proc as p \
+     where p.pronamespace = $2::text::regnamespace and p.proname = any ($3::text[]) \
+       and not has_function_privilege($1::text, p.oid, 'execute') \
+    union all \
+    select 'lacks SELECT on ' || v.name from view as v \
+     where v.name = any ($4::text[]) and not has_table_privilege($1::text, v.oid, 'select') \
+    union all \
+    select 'still has ' || a.privilege_type || ' on ' || v.name from view as v \
+     cross join lateral aclexplode(v.acl) as a join pg_roles as r on r.oid = a.grantee \
+     where v.name = any ($5::text[]) and r.rolname = $1::text and a.grantee <> v.owner \
+     order by 1";
+
 /// Executes them, all or none.
 pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcome, Failure> {
-    let statements = statements(&connection.schema, grant)?;
+    let mut statements = statements(&connection.schema, grant)?;
     connection.require_deployment().await?;
-    let exists = "select from pg_roles where rolname = $1";
-    if connection.query(exists, &[&grant.role]).await?.is_empty() {
+    let schema = connection.schema.quoted();
+    let exists = "select exists (select from pg_class as c where c.relowner = r.oid and c.relnamespace = $2::text::regnamespace) \
+                      as is_owner \
+                    from pg_roles as r where r.rolname = $1";
+    let rows = connection.query(exists, &[&grant.role, &schema]).await?;
+    if let Some(row) = rows.first() {
+        if column(row, "is_owner")? {
+            // What is its own cannot be kept from it, only made tedious.
+            statements.retain(|statement| !statement.starts_with("revoke "));
+        }
+    } else {
         return Err(Failure::new(format!(
             "role {0:?} does not exist: create it first, for example with: create role {1} login",
             grant.role,
-            crate::schema_name::quote_identifier(&grant.role)
+            quote_identifier(&grant.role)
         )));
     }
     let mut client = connection.client().await?;
+    let grants = Grants::of(kind(grant)?);
+    let withheld = withheld(kind(grant)?);
     let granted = async {
         let transaction = client.transaction().await?;
         transaction.batch_execute(&statements.join("\n")).await?;
-        // Without the right to grant, GRANT only warns.
-        let schema = connection.schema.quoted();
-        let check = "select has_schema_privilege($1::text, $2::text::regnamespace::oid, 'usage') \
-                        and has_function_privilege($1::text, to_regproc($2 || '.get_deployment')::oid, 'execute')";
-        let rows = query_unnamed(&*transaction, check, &[&grant.role, &schema]).await?;
-        let granted = rows.first().map_or(Ok(false), |row| row.try_get(0))?;
-        if granted {
+        // Without the right to grant, GRANT only warns, for each object on its own.
+        let parameters: Parameters<'_> = &[&grant.role, &schema, &grants.functions, &grants.views, &withheld];
+        let rows = query_unnamed(&*transaction, WRONG, parameters).await?;
+        let wrong = rows
+            .iter()
+            .map(|row| row.try_get(0))
+            .collect::<Result<Vec<String>, _>>()?;
+        if wrong.is_empty() {
             transaction.commit().await?;
         }
-        Ok(granted)
+        Ok(wrong)
     };
-    if !granted.await.map_err(deploy::database)? {
+    let wrong = granted.await.map_err(deploy::database)?;
+    if let Some(first) = wrong.first() {
+        let more = match wrong.len() {
+            1 => String::new(),
+            count => format!(", and {} more", count - 1),
+        };
         return Err(Failure::new(format!(
-            "nothing was granted: only the owner of schema {:?} can do that",
-            connection.schema.as_str()
+            "nothing was granted: only the owner of schema {:?} can do that, and only what it granted itself can it take away. \
+             Role {:?} {first}{more}",
+            connection.schema.as_str(),
+            grant.role
         )));
     }
     let text = format!(
@@ -58,22 +97,44 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
     Ok(Outcome::new(text, json))
 }
 
+fn kind(grant: &Grant) -> Result<RoleKind, Failure> {
+    match (grant.purpose, grant.payloads) {
+        (Purpose::Runtime, false) => Ok(RoleKind::Runtime),
+        (Purpose::Cleanup, false) => Ok(RoleKind::Cleanup),
+        (Purpose::Dashboard, false) => Ok(RoleKind::Dashboard),
+        (Purpose::Dashboard, true) => Ok(RoleKind::Payloads),
+        _ => Err(Failure::usage(
+            "--payloads is for dashboards: use it with --for dashboard",
+        )),
+    }
+}
+
+/// The views that a dashboard without payloads shall not see, even if it did before.
+fn withheld(kind: RoleKind) -> Vec<&'static str> {
+    if kind != RoleKind::Dashboard {
+        return Vec::new();
+    }
+    let seen = Grants::of(kind).views;
+    let mut withheld = Grants::of(RoleKind::Payloads).views;
+    withheld.retain(|view| !seen.contains(view));
+    withheld
+}
+
 fn statements(schema: &SchemaName, grant: &Grant) -> Result<Vec<String>, Failure> {
-    let kind = match (grant.purpose, grant.payloads) {
-        (Purpose::Runtime, false) => RoleKind::Runtime,
-        (Purpose::Cleanup, false) => RoleKind::Cleanup,
-        (Purpose::Dashboard, false) => RoleKind::Dashboard,
-        (Purpose::Dashboard, true) => RoleKind::Payloads,
-        _ => {
-            return Err(Failure::usage(
-                "--payloads is for dashboards: use it with --for dashboard",
-            ));
-        }
-    };
+    let kind = kind(grant)?;
     if grant.role.is_empty() || grant.role.contains('\0') {
         return Err(Failure::usage("the role has no name"));
     }
-    Ok(Grants::of(kind).statements(schema, &grant.role))
+    let mut statements = Grants::of(kind).statements(schema, &grant.role);
+    let withheld: Vec<String> = withheld(kind)
+        .iter()
+        .map(|view| format!("{}.{view}", schema.quoted()))
+        .collect();
+    if !withheld.is_empty() {
+        let role = quote_identifier(&grant.role);
+        statements.push(format!("revoke all on\n    {}\nfrom {role};", withheld.join(",\n    ")));
+    }
+    Ok(statements)
 }
 
 fn purpose(grant: &Grant) -> &'static str {

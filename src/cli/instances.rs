@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::arguments::Instances;
 use super::connection::{Connection, column};
 use super::output::{Failure, Outcome, duration, table};
+use super::shell::quoted;
 
 /// Newest first. `next` in the JSON is what `--after` wants for the next page.
 pub(super) async fn run(connection: &Connection, filter: &Instances) -> Result<Outcome, Failure> {
@@ -95,7 +96,12 @@ pub(super) async fn run(connection: &Connection, filter: &Instances) -> Result<O
     ];
     let mut text = table(&headers, &cells);
     if let Some(next) = next.as_str() {
-        text.push_str(&format!("\nThere are more: --after {next}\n"));
+        let how = if next.contains(char::is_control) {
+            "--after what --json calls \"next\"".to_string()
+        } else {
+            format!("--after={}", quoted(next))
+        };
+        text.push_str(&format!("\nThere are more: {how}\n"));
     }
     Ok(Outcome::new(text, json!({ "instances": list, "next": next })))
 }

@@ -37,8 +37,28 @@ pub fn main() -> ExitCode {
     };
     match runtime.block_on(run(&arguments)) {
         Ok(outcome) => finish(&arguments, &outcome),
-        Err(failure) => fail(&failure),
+        Err(failure) => fail(&failure.with_hint(|| who_may(&arguments))),
     }
+}
+
+/// Which roles may do it.
+fn who_may(arguments: &Arguments) -> String {
+    let purpose = match &arguments.command {
+        Command::Schema(SchemaCommand::Apply | SchemaCommand::Drop { .. }) | Command::Grant(_) => {
+            return format!("Only the owner of schema {:?} may do that", arguments.schema);
+        }
+        Command::Status | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => " --for dashboard",
+        Command::Delete { .. } | Command::Prune(_) => " --for cleanup",
+        Command::Schema(_)
+        | Command::Show { .. }
+        | Command::History { .. }
+        | Command::Cancel { .. }
+        | Command::Raise(_) => "",
+    };
+    format!(
+        "Use a role that may, or ask the owner for: duroxide-postgres --schema {} grant{purpose} ROLE",
+        shell::quoted(&arguments.schema)
+    )
 }
 
 async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
@@ -74,6 +94,8 @@ fn finish(arguments: &Arguments, outcome: &Outcome) -> ExitCode {
 
 fn fail(failure: &Failure) -> ExitCode {
     // Nothing can be done about a stderr that cannot be written to.
-    let _ = writeln!(io::stderr().lock(), "error: {failure}");
+    let text = failure.to_string();
+    let lines: Vec<String> = text.lines().map(output::visible).collect();
+    let _ = writeln!(io::stderr().lock(), "error: {}", lines.join("\n"));
     ExitCode::from(failure.code)
 }

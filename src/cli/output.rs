@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use duroxide::providers::ProviderError;
 use serde_json::Value;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, describe};
 
 /// What a command found or did.
 pub(super) struct Outcome {
@@ -57,6 +57,8 @@ impl Outcome {
 pub(super) struct Failure {
     message: String,
     pub(super) code: u8,
+    /// Whether the role may not do it.
+    is_privilege: bool,
 }
 
 impl Failure {
@@ -76,7 +78,30 @@ impl Failure {
         Self {
             message: message.into(),
             code,
+            is_privilege: false,
         }
+    }
+
+    /// The role may not.
+    pub(super) fn privilege(message: impl Into<String>) -> Self {
+        Self {
+            is_privilege: true,
+            ..Self::new(message)
+        }
+    }
+
+    /// Says who may, if that is what it is about.
+    pub(super) fn with_hint(mut self, hint: impl FnOnce() -> String) -> Self {
+        if std::mem::take(&mut self.is_privilege) {
+            self.message = format!("{}. {}", self.message, hint());
+        }
+        self
+    }
+
+    /// The same, with something before it.
+    pub(super) fn preceded_by(mut self, text: &str) -> Self {
+        self.message.insert_str(0, text);
+        self
     }
 }
 
@@ -89,6 +114,10 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error.kind() {
+            // The text is for those who write applications, with a hint about them; the cause is without.
+            ErrorKind::Privilege => {
+                Self::privilege(std::error::Error::source(&error).map_or_else(|| error.to_string(), describe))
+            }
             ErrorKind::Connect => Self::unreachable(error.to_string()),
             ErrorKind::Config => Self::usage(error.to_string()),
             _ => Self::new(error.to_string()),
@@ -98,8 +127,18 @@ impl From<Error> for Failure {
 
 impl From<ProviderError> for Failure {
     fn from(error: ProviderError) -> Self {
-        Self::new(error.message)
+        if has_state(&error, "42501") {
+            Self::privilege(error.message)
+        } else {
+            Self::new(error.message)
+        }
     }
+}
+
+/// Whether it is the server's error with this SQLSTATE. The provider has no field for it, but what
+/// [`crate::error::describe`] says ends with it, whatever names come before.
+pub(super) fn has_state(error: &ProviderError, state: &str) -> bool {
+    error.message.ends_with(&format!(" (SQLSTATE {state})"))
 }
 
 /// Writes to stdout. Returns whether somebody still reads: a reader that has seen enough (`| head`) is no failure.
@@ -112,10 +151,27 @@ pub(super) fn print(text: &str) -> Result<bool, Failure> {
     }
 }
 
+/// Names are anybody's: what a terminal would act on is spelt out.
+pub(super) fn visible(text: &str) -> String {
+    let mut visible = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            visible.extend(c.escape_debug());
+        } else {
+            visible.push(c);
+        }
+    }
+    visible
+}
+
 /// Columns, as wide as they have to be.
 pub(super) fn table(headers: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| visible(cell)).collect())
+        .collect();
     let mut widths: Vec<usize> = headers.iter().map(|header| header.chars().count()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -129,7 +185,7 @@ pub(super) fn table(headers: &[&str], rows: &[Vec<String>]) -> String {
         line + "\n"
     };
     let mut text = line(&mut headers.iter().copied());
-    for row in rows {
+    for row in &rows {
         text.push_str(&line(&mut row.iter().map(String::as_str)));
     }
     text
@@ -169,6 +225,21 @@ mod tests {
         ] {
             assert_eq!(duration(ms), text);
         }
+    }
+
+    #[test]
+    fn terminals_are_told_nothing_by_names() {
+        let rows = [vec!["a\n\u{1b}[2J\u{9b}b".to_string(), "1".to_string()]];
+        assert_eq!(
+            table(&["a", "b"], &rows),
+            "a                  b\na\\n\\u{1b}[2J\\u{9b}b  1\n"
+        );
+    }
+
+    #[test]
+    fn only_the_end_of_a_message_is_a_state() {
+        let error = ProviderError::permanent("delete", "Instance \"(SQLSTATE DX004)\" not found (SQLSTATE DX003)");
+        assert!(has_state(&error, "DX003") && !has_state(&error, "DX004"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::arguments::{Prune, PruneCommand};
 use super::connection::{Connection, column};
 use super::output::{Failure, Outcome};
 use crate::call::Parameters;
-use work::Work;
+use work::{Batch, Work};
 
 pub(super) async fn run(connection: &Connection, prune: &PruneCommand) -> Result<Outcome, Failure> {
     match prune {
@@ -108,24 +108,33 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
                 .iter()
                 .map(|row| Ok((column(row, "instance_id")?, column(row, "members")?)))
                 .collect::<Result<VecDeque<(String, i64)>, Failure>>()?;
+            // Fewer at a time while the one that somebody has locks on is looked for.
+            let mut fewer = None;
             while !trees.is_empty() {
-                let roots = together(&trees, work.size);
+                let roots = together(&trees, fewer.unwrap_or(work.size));
                 let limit = roots.len() as i64;
-                let Some(row) = work.batch(&delete, &[&roots, &before, &limit], limit > 1).await? else {
-                    let members: i64 = trees.iter().take(roots.len()).map(|(_, members)| members).sum();
-                    if roots.len() > 1 {
-                        work.shrink(members / 2);
-                    } else {
-                        // Nothing smaller can be tried; others shall not stay because of it.
-                        too_large.extend(trees.pop_front());
+                let half = || trees.iter().take(roots.len()).map(|(_, members)| members).sum::<i64>() / 2;
+                match work.batch(&delete, &[&roots, &before, &limit], limit > 1).await? {
+                    Batch::Done(row) => {
+                        drop(trees.drain(..roots.len()));
+                        if let Some(row) = row {
+                            deleted[0] += column::<i64>(&row, "instances_deleted")?;
+                            deleted[1] += column::<i64>(&row, "executions_deleted")?;
+                            deleted[2] += column::<i64>(&row, "events_deleted")?;
+                        }
+                        work.done(deleted[0]);
                     }
-                    continue;
-                };
-                drop(trees.drain(..roots.len()));
-                deleted[0] += column::<i64>(&row, "instances_deleted")?;
-                deleted[1] += column::<i64>(&row, "executions_deleted")?;
-                deleted[2] += column::<i64>(&row, "events_deleted")?;
-                work.done(deleted[0])?;
+                    Batch::NoRoom if limit > 1 => work.shrink(half()),
+                    Batch::InTheWay if limit > 1 => fewer = Some(half()),
+                    // Nothing smaller can be tried; others shall not stay because of it.
+                    Batch::NoRoom => too_large.extend(trees.pop_front()),
+                    Batch::InTheWay => {
+                        fewer = None;
+                        if let Some((root, _)) = trees.pop_front() {
+                            work.pass_by(&root);
+                        }
+                    }
+                }
             }
         }
     }
@@ -133,13 +142,15 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
     let [instances, executions, events] = deleted;
     let text = format!("deleted {instances} instances, {executions} executions, {events} events");
     let json = json!({ "dry_run": false, "instances": instances, "executions": executions, "events": events });
-    let problem = too_large.first().map(|(root, members)| {
-        Failure::new(format!(
+    let too_large = too_large.first().map(|(root, members)| {
+        format!(
             "instance {root:?} and all below it are {members}, for which the server's lock table has no room (53200): it \
              stays, as do {} more. Raise max_locks_per_transaction and run it again",
             too_large.len() - 1
-        ))
+        )
     });
+    let problems: Vec<String> = too_large.into_iter().chain(work.unfinished()).collect();
+    let problem = (!problems.is_empty()).then(|| Failure::new(problems.join("\n")));
     Ok(Outcome::new(text, json).with_problem(problem))
 }
 
@@ -183,20 +194,38 @@ async fn executions(
     );
     let mut work = Work::begin(connection, total, "executions", batch).await?;
     let (mut executions, mut events) = (0, 0);
-    for (instances, keep_last) in batches(&candidates, keep_last, i64::from(batch.batch_size)) {
+    let mut batches = VecDeque::from(batches(&candidates, keep_last, i64::from(batch.batch_size)));
+    while let Some((mut instances, keep_last)) = batches.pop_front() {
+        // A long one takes several batches.
+        instances.retain(|instance| !work.was_passed_by(instance));
+        if instances.is_empty() {
+            continue;
+        }
         let count = instances.len() as i64;
         let parameters: Parameters<'_> = &[&instances, &count, &keep_last, &before];
-        let Some(row) = work.batch(&prune, parameters, false).await? else {
-            return Err(work.stopped("the server is out of memory (53200): use a smaller --batch-size", 1));
-        };
-        executions += column::<i64>(&row, "executions_deleted")?;
-        events += column::<i64>(&row, "events_deleted")?;
-        work.done(executions)?;
+        match work.batch(&prune, parameters, count > 1).await? {
+            Batch::Done(row) => {
+                if let Some(row) = row {
+                    executions += column::<i64>(&row, "executions_deleted")?;
+                    events += column::<i64>(&row, "events_deleted")?;
+                }
+                work.done(executions);
+            }
+            Batch::NoRoom | Batch::InTheWay if count > 1 => {
+                let second = instances.split_off(instances.len() / 2);
+                batches.push_front((second, keep_last));
+                batches.push_front((instances, keep_last));
+            }
+            Batch::NoRoom => {
+                return Err(work.stopped("the server is out of memory (53200): use a smaller --batch-size", 1));
+            }
+            Batch::InTheWay => work.pass_by(instances[0]),
+        }
     }
     work.finish();
     let text = format!("deleted {executions} executions, {events} events");
     let json = json!({ "dry_run": false, "executions": executions, "events": events });
-    Ok(Outcome::new(text, json))
+    Ok(Outcome::new(text, json).with_problem(work.unfinished().map(Failure::new)))
 }
 
 async fn candidates(

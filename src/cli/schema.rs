@@ -34,7 +34,7 @@ async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
     let progress = ProgressBar::new_spinner().with_message(format!("deploying release {RELEASE} to schema {name:?}"));
     progress.enable_steady_tick(Duration::from_millis(100));
     let mut session = connection.session().await?;
-    let applied = deploy::apply(&mut session, &connection.schema, true).await;
+    let applied = deploy::apply_and_tell(&mut session, &connection.schema, true, &tell(&progress)).await;
     progress.finish_and_clear();
     let applied = applied?;
     let Deployment { release, migration, .. } = connection.deployment().await?;
@@ -56,6 +56,16 @@ async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
         "migration": migration,
     });
     Ok(Outcome::new(text, json))
+}
+
+/// Says on stderr what is waited for.
+fn tell(progress: &ProgressBar) -> impl Fn(&str) + Sync + '_ {
+    |what| {
+        progress.suspend(|| {
+            // Nothing can be done about a stderr that cannot be written to.
+            let _ = writeln!(io::stderr().lock(), "{what}");
+        });
+    }
 }
 
 async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
@@ -165,12 +175,24 @@ fn standing_name(standing: Standing) -> &'static str {
 
 async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, Failure> {
     let name = connection.schema.as_str();
-    connection.deployment().await?;
+    let found = connection.deployment().await?;
+    let newer = || format!("nothing was dropped, for this is release {RELEASE}: ");
+    let standing =
+        deploy::standing(&found, &connection.schema).map_err(|error| Failure::from(error).preceded_by(&newer()))?;
+    if standing == Standing::Newer {
+        // It may have brought tables and functions that this one does not know.
+        return Err(Failure::new(format!(
+            "{}schema {name:?} was deployed by release {}. Use that one",
+            newer(),
+            found.release
+        )));
+    }
     if !yes {
         confirm(connection).await?;
     }
     let mut session = connection.session().await?;
-    let removal = deploy::remove(&mut session, &connection.schema).await?;
+    let progress = ProgressBar::hidden();
+    let removal = deploy::remove(&mut session, &connection.schema, &tell(&progress)).await?;
     let rest = if removal.schema_dropped {
         "and the schema"
     } else {
@@ -188,20 +210,26 @@ async fn confirm(connection: &Connection) -> Result<(), Failure> {
         "select status, instances from {}.instance_counts",
         connection.schema.quoted()
     );
-    let rows = connection.query(&counts, &[]).await?;
-    let mut total = 0;
-    let mut running = 0;
-    for row in &rows {
-        let count: i64 = column(row, "instances")?;
-        total += count;
-        if column::<&str>(row, "status")? == "Running" {
-            running = count;
+    let counted = match connection.query(&counts, &[]).await {
+        Ok(rows) => {
+            let mut total = 0;
+            let mut running = 0;
+            for row in &rows {
+                let count: i64 = column(row, "instances")?;
+                total += count;
+                if column::<&str>(row, "status")? == "Running" {
+                    running = count;
+                }
+            }
+            format!("{total} instances, {running} of them running")
         }
-    }
+        // What was damaged has to go, too.
+        Err(error) => format!("an unknown number of instances ({error})"),
+    };
     let mut stderr = io::stderr().lock();
     let _ = write!(
         stderr,
-        "This drops schema {name:?} with {total} instances, {running} of them running.\nType the schema's name to go on: "
+        "This drops schema {name:?} with {counted}.\nType the schema's name to go on: "
     );
     let _ = stderr.flush();
     let mut answer = String::new();

@@ -6,12 +6,14 @@ use duroxide::providers::{InstanceInfo, Provider, ProviderAdmin};
 use serde_json::{Value, json};
 
 use super::connection::Connection;
-use super::output::{Failure, Outcome, duration, table};
+use super::output::{Failure, Outcome, duration, table, visible};
 use super::timeline::{self, clipped};
 use crate::PostgresProvider;
 
 /// Of a larger tree, the rest is only counted.
 const LARGEST_TREE: usize = 200;
+/// Of more executions, the earlier ones are only counted.
+const MOST_EXECUTIONS: usize = 20;
 
 pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outcome, Failure> {
     let provider = connection.provider().await?;
@@ -27,8 +29,8 @@ pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outc
 
     let mut text = format!(
         "instance {instance:?}: {} {} {}\n  created {} ago, changed {} ago, execution {}\n",
-        info.orchestration_name,
-        info.orchestration_version,
+        visible(&info.orchestration_name),
+        visible(&info.orchestration_version),
         info.status,
         ago(connection, info.created_at).await?,
         ago(connection, info.updated_at).await?,
@@ -43,7 +45,7 @@ pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outc
             text.push_str(&format!("  {name}: {}\n", clipped(value)));
         }
     }
-    let (executions_text, executions) = executions(&provider, instance).await?;
+    let (executions_text, executions, total) = executions(&provider, instance).await?;
     text.push_str(&format!("\n{executions_text}"));
     let (tree_text, tree) = tree(&provider, &info).await?;
     if tree.len() > 1 {
@@ -73,6 +75,7 @@ pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outc
         "output": info.output,
         "custom_status": custom_status,
         "executions": executions,
+        "executions_total": total,
         "tree": tree,
         "values": values,
         "history": timeline::json(&history)?,
@@ -103,10 +106,14 @@ pub(super) async fn history(
     ))
 }
 
-async fn executions(provider: &PostgresProvider, instance: &str) -> Result<(String, Vec<Value>), Failure> {
+/// The latest, and how many there are.
+async fn executions(provider: &PostgresProvider, instance: &str) -> Result<(String, Vec<Value>, usize), Failure> {
     let mut rows = Vec::new();
     let mut list = Vec::new();
-    for execution in provider.list_executions(instance).await? {
+    let mut all = provider.list_executions(instance).await?;
+    all.sort_unstable();
+    let earlier = all.len().saturating_sub(MOST_EXECUTIONS);
+    for &execution in &all[earlier..] {
         let info = provider.get_execution_info(instance, execution).await?;
         let lasted = info.completed_at.map(|end| end.saturating_sub(info.started_at));
         rows.push(vec![
@@ -125,10 +132,11 @@ async fn executions(provider: &PostgresProvider, instance: &str) -> Result<(Stri
             "output": info.output,
         }));
     }
-    Ok((
-        table(&["EXECUTION", "STATUS", "EVENTS", "DURATION", "OUTPUT"], &rows),
-        list,
-    ))
+    let mut text = table(&["EXECUTION", "STATUS", "EVENTS", "DURATION", "OUTPUT"], &rows);
+    if earlier > 0 {
+        text.push_str(&format!("and {earlier} earlier\n"));
+    }
+    Ok((text, list, all.len()))
 }
 
 /// The instance and its descendants, parents before children.
@@ -141,15 +149,14 @@ async fn tree(provider: &PostgresProvider, root: &InstanceInfo) -> Result<(Strin
         let Ok(info) = provider.get_instance_info(id).await else {
             continue;
         };
-        let label = format!("{id}  {}  {}", info.orchestration_name, info.status);
+        let label = label(&info);
         list.push(json!({ "instance": id, "parent": info.parent_instance_id, "status": info.status }));
         if let (Some(parent), true) = (info.parent_instance_id, *id != root.instance_id) {
             children.entry(parent).or_default().push((id.clone(), label));
         }
     }
     let mut text = String::new();
-    let first = format!("{}  {}  {}", root.instance_id, root.orchestration_name, root.status);
-    let mut open = vec![(0, root.instance_id.clone(), first)];
+    let mut open = vec![(0, root.instance_id.clone(), label(root))];
     while let Some((depth, id, label)) = open.pop() {
         text.push_str(&format!("{:indent$}{label}\n", "", indent = depth * 2));
         let below = children.remove(&id).unwrap_or_default();
@@ -159,6 +166,13 @@ async fn tree(provider: &PostgresProvider, root: &InstanceInfo) -> Result<(Strin
         text.push_str(&format!("and {} more\n", all.len() - LARGEST_TREE));
     }
     Ok((text, list))
+}
+
+fn label(info: &InstanceInfo) -> String {
+    visible(&format!(
+        "{}  {}  {}",
+        info.instance_id, info.orchestration_name, info.status
+    ))
 }
 
 /// How long ago that was, by the server's clock.

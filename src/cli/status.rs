@@ -21,7 +21,7 @@ pub(super) async fn run(connection: &Connection) -> Result<Outcome, Failure> {
 /// Until it is interrupted, or for as many times as were asked for. As JSON: an object a line.
 pub(super) async fn watch(connection: &Connection, watch: &Watch, json: bool) -> Result<Outcome, Failure> {
     connection.require_deployment().await?;
-    let mut interval = tokio::time::interval(Duration::from_millis(watch.every.max(100).unsigned_abs()));
+    let mut interval = tokio::time::interval(Duration::from_millis(watch.every.unsigned_abs()));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut left = watch.times;
     let on_terminal = io::stdout().is_terminal();

@@ -1,10 +1,10 @@
 //! Deploys, and never stands in the way for long.
 
 use std::error::Error as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, IsolationLevel, Transaction};
+use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
 use tracing::{info, warn};
 
 use super::{
@@ -21,6 +21,12 @@ const ATTEMPTS: u32 = 8;
 /// Between attempts, so that what had queued up gets done.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// How long to wait, in all, for somebody else who deploys the same schema: it may be a while, and nobody queues up behind.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Somebody who wants to know why it takes a while.
+pub(crate) type Tell<'a> = &'a (dyn Fn(&str) + Sync);
 
 /// What a deployment did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,15 +40,27 @@ pub(crate) enum Applied {
 
 /// Deploys, in one transaction. Leaves alone what is current already, unless it is to be repaired, and what is newer.
 pub(crate) async fn apply(client: &mut Client, schema: &SchemaName, repair: bool) -> Result<Applied, Error> {
+    apply_and_tell(client, schema, repair, &|_| ()).await
+}
+
+/// The same, and tells somebody what it waits for.
+pub(crate) async fn apply_and_tell(
+    client: &mut Client,
+    schema: &SchemaName,
+    repair: bool,
+    tell: Tell<'_>,
+) -> Result<Applied, Error> {
+    let patience = Instant::now() + PATIENCE;
     let mut pause = FIRST_PAUSE;
     let mut attempts = 1;
     loop {
-        match attempt(client, schema, repair).await {
+        match attempt(client, schema, repair, patience, tell).await {
             Err(error) if is_blocked(&error) => {
                 if attempts == ATTEMPTS {
                     return Err(gave_up(client, schema, error).await);
                 }
                 warn!(schema = schema.as_str(), %error, "somebody is in the way of the deployment; trying again");
+                tell(&format!("somebody is in the way: {error}; trying again"));
                 tokio::time::sleep(jittered(pause)).await;
                 pause = (pause * 2).min(MAX_PAUSE);
                 attempts += 1;
@@ -52,8 +70,15 @@ pub(crate) async fn apply(client: &mut Client, schema: &SchemaName, repair: bool
     }
 }
 
-async fn attempt(client: &mut Client, schema: &SchemaName, repair: bool) -> Result<Applied, Error> {
-    let transaction = begin(client, schema).await?;
+async fn attempt(
+    client: &mut Client,
+    schema: &SchemaName,
+    repair: bool,
+    patience: Instant,
+    tell: Tell<'_>,
+) -> Result<Applied, Error> {
+    let transaction = begin(client, schema, patience, tell).await?;
+    limit_waiting(&transaction).await?;
     check_server(&transaction).await?;
     // Somebody else may have been faster.
     let found = match read_locked(&transaction, schema).await? {
@@ -65,7 +90,6 @@ async fn attempt(client: &mut Client, schema: &SchemaName, repair: bool) -> Resu
         Some(Standing::Current) if !repair => return Ok(Applied::Unchanged),
         _ => {}
     }
-    limit_waiting(&transaction).await?;
     create_schema(&transaction, schema).await?;
     refuse_foreign_objects(&transaction, schema).await?;
     migrations::apply(&transaction).await?;
@@ -79,8 +103,13 @@ async fn attempt(client: &mut Client, schema: &SchemaName, repair: bool) -> Resu
     Ok(Applied::Deployed)
 }
 
-/// A transaction that nobody else deploys, or removes, this schema beside.
-pub(super) async fn begin<'a>(client: &'a mut Client, schema: &SchemaName) -> Result<Transaction<'a>, Error> {
+/// A transaction that nobody else deploys, or removes, this schema beside. Waits for those who do until `patience` ends.
+async fn begin<'a>(
+    client: &'a mut Client,
+    schema: &SchemaName,
+    patience: Instant,
+    tell: Tell<'_>,
+) -> Result<Transaction<'a>, Error> {
     let transaction = client
         .build_transaction()
         // What the previous holder of the lock did must be seen, whatever the server's default is.
@@ -89,14 +118,47 @@ pub(super) async fn begin<'a>(client: &'a mut Client, schema: &SchemaName) -> Re
         .start()
         .await
         .map_err(no_transaction)?;
-    transaction
-        .query_typed(
-            "select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext($1))",
-            &[(&schema.as_str(), Type::TEXT)],
-        )
-        .await
-        .map_err(database)?;
-    Ok(transaction)
+    // Asked again and again, not waited for: whatever lock_timeout is set, and so that it can be said who has it.
+    let mut told = false;
+    loop {
+        let row = transaction
+            .query_typed_one(
+                "select pg_try_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext($1))",
+                &[(&schema.as_str(), Type::TEXT)],
+            )
+            .await
+            .map_err(database)?;
+        if row.try_get(0).map_err(database)? {
+            return Ok(transaction);
+        }
+        if told && Instant::now() < patience {
+            tokio::time::sleep(jittered(LOOK)).await;
+            continue;
+        }
+        let who = holders(&transaction, schema, Duration::ZERO, true).await;
+        let what = format!("somebody else deploys or drops schema {:?}. {who}", schema.as_str());
+        if told {
+            return Err(Error::new(
+                ErrorKind::Database,
+                format!(
+                    "nothing was changed: {what}. Waited for that for {PATIENCE:?}. Try again later, or end what is in the way"
+                ),
+            ));
+        }
+        info!(schema = schema.as_str(), "waiting for another deployment");
+        tell(&format!("{what}. Waiting"));
+        told = true;
+    }
+}
+
+/// The same, for something that is done once.
+#[cfg(feature = "cli")]
+pub(super) async fn begin_patiently<'a>(
+    client: &'a mut Client,
+    schema: &SchemaName,
+    tell: Tell<'_>,
+) -> Result<Transaction<'a>, Error> {
+    begin(client, schema, Instant::now() + PATIENCE, tell).await
 }
 
 /// Whoever set a shorter time keeps it.
@@ -126,28 +188,8 @@ fn is_blocked(error: &Error) -> bool {
     false
 }
 
-/// Says who was in the way: a session that has a lock on something in the schema since before the last attempt.
 async fn gave_up(client: &Client, schema: &SchemaName, error: Error) -> Error {
-    let holders = client
-        .query_typed(
-            HOLDERS,
-            &[
-                (&schema.as_str(), Type::TEXT),
-                (&LOCK_TIMEOUT.as_secs_f64(), Type::FLOAT8),
-            ],
-        )
-        .await
-        .and_then(|rows| {
-            rows.iter()
-                .map(|row| row.try_get(0))
-                .collect::<Result<Vec<String>, _>>()
-        })
-        .unwrap_or_default();
-    let who = if holders.is_empty() {
-        "Who that was is not to be seen any more".to_string()
-    } else {
-        format!("In the way: {}", holders.join("; "))
-    };
+    let who = holders(client, schema, LOCK_TIMEOUT, false).await;
     Error::new(
         ErrorKind::Database,
         format!(
@@ -158,20 +200,47 @@ async fn gave_up(client: &Client, schema: &SchemaName, error: Error) -> Error {
     .caused_by(error)
 }
 
+/// Who is in the way: a session that has had a lock on something in the schema for that long; or the lock of deployments.
+async fn holders(client: &impl GenericClient, schema: &SchemaName, since: Duration, deploying: bool) -> String {
+    let holders = client
+        .query_typed(
+            HOLDERS,
+            &[
+                (&schema.as_str(), Type::TEXT),
+                (&since.as_secs_f64(), Type::FLOAT8),
+                (&deploying, Type::BOOL),
+            ],
+        )
+        .await
+        .and_then(|rows| {
+            rows.iter()
+                .map(|row| row.try_get(0))
+                .collect::<Result<Vec<String>, _>>()
+        })
+        .unwrap_or_default();
+    if holders.is_empty() {
+        "Who that was is not to be seen any more".to_string()
+    } else {
+        format!("In the way: {}", holders.join("; "))
+    }
+}
+
 const HOLDERS: &str = "\
     select format('session %s of %s, application_name %L%s, has %s (select pg_terminate_backend(%s))', \
                   l.pid, coalesce(a.usename, '?'), coalesce(a.application_name, ''), \
                   coalesce(', ' || a.state || ' since ' || date_trunc('second', a.state_change)::text, ''), \
-                  string_agg(distinct l.mode || ' on ' || c.relname, ', '), l.pid) \
+                  string_agg(distinct coalesce(l.mode || ' on ' || c.relname, 'the lock of deployments'), ', '), l.pid) \
       from pg_locks as l \
-      join pg_class as c on c.oid = l.relation \
-      join pg_namespace as n on n.oid = c.relnamespace \
+      left join pg_class as c on c.oid = l.relation \
+      left join pg_namespace as n on n.oid = c.relnamespace \
       left join pg_stat_activity as a on a.pid = l.pid \
      where l.database = (select d.oid from pg_database as d where d.datname = current_database()) \
        and l.granted \
        and l.pid <> pg_backend_pid() \
-       and n.nspname = $1 \
-       and c.relkind in ('r', 'p', 'v') \
+       and case when $3 then l.locktype = 'advisory' and l.objsubid = 2 \
+                             and l.classid = (hashtext('duroxide-postgres:deploy')::bigint & 4294967295)::oid \
+                             and l.objid = (hashtext($1)::bigint & 4294967295)::oid \
+                else n.nspname = $1 and c.relkind in ('r', 'p', 'v') end \
        and (a.xact_start is null or a.xact_start < clock_timestamp() - $2 * interval '1 second') \
      group by l.pid, a.usename, a.application_name, a.state, a.state_change, a.xact_start \
      order by a.xact_start \

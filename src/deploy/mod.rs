@@ -32,9 +32,9 @@ use crate::connect::NoConnection;
 use crate::error::{CallError, Error, ErrorKind, describe, describe_call};
 use crate::schema_name::SchemaName;
 
-#[cfg(feature = "cli")]
-pub(crate) use apply::Applied;
 pub(crate) use apply::apply;
+#[cfg(feature = "cli")]
+pub(crate) use apply::{Applied, apply_and_tell};
 use drift::Drift;
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]

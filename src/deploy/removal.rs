@@ -3,7 +3,7 @@
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
-use super::apply::begin;
+use super::apply::{Tell, begin_patiently};
 use super::{EXPECTED, database, drift};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
@@ -16,8 +16,8 @@ pub(crate) struct Removal {
 }
 
 /// Drops what a deployment made, all or nothing, and the schema if nothing else is in it.
-pub(crate) async fn remove(client: &mut Client, schema: &SchemaName) -> Result<Removal, Error> {
-    let transaction = begin(client, schema).await?;
+pub(crate) async fn remove(client: &mut Client, schema: &SchemaName, tell: Tell<'_>) -> Result<Removal, Error> {
+    let transaction = begin_patiently(client, schema, tell).await?;
     transaction
         .batch_execute("set local lock_timeout = '30s'; set local client_min_messages = warning")
         .await

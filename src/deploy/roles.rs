@@ -43,8 +43,8 @@ const PAYLOAD_VIEWS: &[&str] = &["instance_events", "instance_payloads", "instan
 
 /// The privileges of a kind of role, beside USAGE on the schema.
 pub(crate) struct Grants {
-    functions: Vec<&'static str>,
-    views: Vec<&'static str>,
+    pub(crate) functions: Vec<&'static str>,
+    pub(crate) views: Vec<&'static str>,
 }
 
 impl Grants {

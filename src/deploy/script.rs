@@ -32,9 +32,14 @@ fn write(
     latest: i32,
 ) -> Result<(), std::fmt::Error> {
     let (name, quoted) = (schema.as_str(), schema.quoted());
+    let which = match latest - from {
+        0 => String::new(),
+        1 => format!("migration {latest}, "),
+        _ => format!("migrations {} to {latest}, ", from + 1),
+    };
     writeln!(
         script,
-        r#"-- duroxide-postgres {RELEASE} in schema {quoted}: migrations {} to {latest}, functions, views and permissions.
+        r#"-- duroxide-postgres {RELEASE} in schema {quoted}: {which}functions, views and permissions.
 --
 -- For psql, as the role that is to own the schema:  psql -X "$DATABASE_URL" -f FILE
 -- One transaction: all of it or nothing. It can run any number of times, and beside processes that deploy themselves.
@@ -44,16 +49,17 @@ fn write(
 \set QUIET on
 \encoding UTF8
 
-begin isolation level read committed;
+begin isolation level read committed, read write;
 set local client_min_messages = warning;
 set local check_function_bodies = off;
 
+-- Another deployment may take a while.
+set local lock_timeout = '60s';
 select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{name}')) as duroxide_lock \gset
 
 -- Whoever waits for a lock makes others wait behind it: gives up early instead, and can be run again.
 set local lock_timeout = '2s';
-"#,
-        from + 1,
+"#
     )?;
     if from == 0 {
         writeln!(

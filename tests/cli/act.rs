@@ -120,6 +120,13 @@ async fn force_deletes_what_runs() {
     let store = schema.provider().await;
     crate::fixtures::create(&*store, "i").await;
     cli(&schema, &["delete", "i"]).fails(1, &["--force"]);
+    let missing = cli(&schema, &["delete", "DX004"]).fails(1, &["nothing was deleted", "\"DX004\" not found"]);
+    assert!(!missing.err.contains("--force"), "{}", missing.err);
+    crate::fixtures::create(&*store, "-it's $me").await;
+    let running = cli(&schema, &["delete", "--", "-it's $me"]);
+    let suggested = format!("duroxide-postgres --schema {} cancel -- '-it'\\''s $me'", schema.name);
+    running.fails(1, &[&suggested]);
+    cli(&schema, &["delete", "--force", "--", "-it's $me"]).ok();
     let text = cli(&schema, &["delete", "i", "--force"]).ok().out;
     assert!(
         text.starts_with("deleted 1 instances, 1 executions, 1 events"),

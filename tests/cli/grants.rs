@@ -215,3 +215,63 @@ async fn a_grant_that_cannot_be_made_says_why() {
     crate::process::run_on(&url, &["--schema", &schema.name, "grant", "pg_monitor"])
         .fails(1, &["nothing was granted", "only the owner"]);
 }
+
+/// GRANT only warns, object by object, and what another grant gave must not be taken for it.
+#[tokio::test]
+async fn a_grant_that_was_only_a_warning_is_a_failure() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    create_role(&schema).await;
+    cli(&schema, &["grant", &schema.name]).ok();
+    let other = format!("{}_other", schema.name);
+    let client = schema.client().await;
+    client
+        .batch_execute(&format!("create role {other}"))
+        .await
+        .expect("role");
+    cli(&schema, &["grant", "--for", "cleanup", &other]).ok();
+    let url = format!(
+        "{} user={1} password={1}",
+        crate::process::key_values(&schema.url),
+        schema.name
+    );
+    let granted = crate::process::run_on(&url, &["--schema", &schema.name, "grant", &other]);
+    granted.fails(1, &["nothing was granted", "only the owner", "lacks EXECUTE on "]);
+    let may = "select has_function_privilege($1, 'get_instance_info(text)', 'execute')";
+    let may: bool = client.query_one(may, &[&other]).await.expect("privilege").get(0);
+    assert!(!may);
+    client
+        .batch_execute(&format!("drop owned by {other}; drop role {other}"))
+        .await
+        .expect("drop");
+}
+
+#[tokio::test]
+async fn payloads_are_taken_back() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    create_role(&schema).await;
+    let dashboard = as_role(&schema).await;
+    cli(&schema, &["grant", "--for", "dashboard", "--payloads", &schema.name]).ok();
+    dashboard
+        .batch_execute("select from instance_events")
+        .await
+        .expect("payloads");
+    cli(&schema, &["grant", "--for", "dashboard", &schema.name]).ok();
+    for view in ["instance_events", "instance_payloads", "instance_values"] {
+        refused(&dashboard, &format!("select from {view}")).await;
+    }
+    dashboard
+        .batch_execute("select from instance_status")
+        .await
+        .expect("the rest");
+    // The owner keeps what is its own.
+    let owner: String = connect(&schema.url)
+        .await
+        .query_one("select current_user::text", &[])
+        .await
+        .expect("user")
+        .get(0);
+    cli(&schema, &["grant", "--for", "dashboard", &owner]).ok();
+    cli(&schema, &["schema", "verify"]).ok();
+}

@@ -1,5 +1,6 @@
 //! `schema apply` and whoever holds locks: it never makes running work wait for long.
 
+use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ fn apply(schema: &TestSchema) -> Child {
 }
 
 /// Waits until somebody waits for a session.
-async fn waiter(observer: &Client, holder: i32) {
+pub async fn waiter(observer: &Client, holder: i32) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let sql = "select a.pid from pg_stat_activity as a \
@@ -156,4 +157,63 @@ async fn a_node_that_cannot_deploy_says_who_is_in_the_way() {
     );
     reader.batch_execute("commit").await.expect("commit");
     schema.provider().await;
+}
+
+/// It says on stderr whom it waits for, and goes on when they are done.
+#[tokio::test]
+async fn deployments_wait_for_each_other_and_say_so() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let lock = format!(
+        "select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{}'))",
+        schema.name
+    );
+    let (client, pid) = holder(&schema, &format!("set lock_timeout = '100ms'; {lock}")).await;
+    for arguments in [&["schema", "apply"][..], &["schema", "drop", "--yes"]] {
+        let arguments = [&["--schema", &schema.name], arguments].concat();
+        let mut child = command(&schema.url, &arguments).spawn().expect("start");
+        let mut stderr = BufReader::new(child.stderr.take().expect("stderr"));
+        let (sender, said) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = stderr.read_line(&mut line);
+            let _ = sender.send(line);
+        });
+        let said = tokio::time::timeout(Duration::from_secs(60), said).await;
+        let said = said.expect("it says nothing").expect("a line");
+        assert!(
+            said.contains("somebody else deploys or drops schema")
+                && said.contains(&format!("session {pid} of "))
+                && said.contains("the lock of deployments"),
+            "{said}"
+        );
+        if arguments.contains(&"drop") {
+            client.batch_execute("commit").await.expect("commit");
+            assert!(child.wait().expect("wait").success());
+        } else {
+            child.kill().expect("kill");
+            child.wait().expect("wait");
+        }
+    }
+    let node: PostgresProvider = schema.builder().connect().await.expect("deploys");
+    node.health_check().await.expect("healthy");
+}
+
+/// Its own record is read with a limit, too.
+#[tokio::test]
+async fn a_locked_record_does_not_hang_a_deployment() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let (client, pid) = holder(&schema, "lock table deployment").await;
+    let failed = Finished::from(apply(&schema).wait_with_output().expect("wait"));
+    failed.fails(
+        1,
+        &[
+            "trying again",
+            "was not changed",
+            &format!("session {pid} of "),
+            "AccessExclusiveLock on deployment",
+        ],
+    );
+    client.batch_execute("commit").await.expect("commit");
 }

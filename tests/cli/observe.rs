@@ -169,6 +169,7 @@ async fn watch_shows_the_status_again_and_again() {
     let screens = cli(&schema, &["watch", "--every", "100ms", "--times", "2"]).ok().out;
     assert_eq!(screens.matches("instances: 0 running").count(), 2, "{screens}");
     cli(&schema, &["watch", "--every", "fast"]).fails(2, &["a number with its unit"]);
+    cli(&schema, &["watch", "--every", "0s"]).fails(2, &["at least 100ms"]);
 }
 
 #[tokio::test]
@@ -315,4 +316,63 @@ async fn an_instance_is_shown_with_all_that_belongs_to_it() {
     cli(&schema, &["history", "root", "--execution", "7"]).fails(1, &["no execution 7: it has 1"]);
     cli(&schema, &["show", "nobody"]).fails(1, &["Instance \"nobody\" not found"]);
     cli(&schema, &["history", "nobody"]).fails(1, &["Instance \"nobody\" not found"]);
+}
+
+#[tokio::test]
+async fn of_many_executions_the_latest_are_shown() {
+    let schema = TestSchema::new();
+    let _provider = schema.provider().await;
+    let client = schema.client().await;
+    client
+        .batch_execute(
+            "insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at) \
+             values ('long', 'Test', '1.0.0', 50, now(), now()); \
+             insert into executions (instance_id, execution_id, status, started_at, completed_at) \
+             select 'long', n, case when n = 50 then 'Running' else 'ContinuedAsNew' end, now(), case when n < 50 then now() end \
+               from generate_series(1, 50) as n",
+        )
+        .await
+        .expect("executions");
+    let shown = cli(&schema, &["show", "long", "--json"]).ok().json();
+    assert_eq!(shown["executions_total"], 50);
+    let executions = shown["executions"].as_array().expect("a list");
+    assert_eq!(
+        (
+            executions.len(),
+            &executions[0]["execution"],
+            &executions[19]["execution"]
+        ),
+        (20, &json!(31), &json!(50))
+    );
+    let text = cli(&schema, &["show", "long"]).ok().out;
+    assert!(text.contains("\n50 ") && text.contains("and 30 earlier\n"), "{text}");
+}
+
+/// Ids and names are anybody's; what a terminal would act on is not printed.
+#[tokio::test]
+async fn names_cannot_act_on_the_terminal() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    let id = "two words\n\u{1b}[2J";
+    for instance in ["a b", id] {
+        crate::fixtures::create(&*provider, instance).await;
+    }
+    for arguments in [
+        &["instances"][..],
+        &["instances", "--limit", "1"],
+        &["show", id],
+        &["status"],
+    ] {
+        let text = cli(&schema, arguments).ok().out;
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+    let text = cli(&schema, &["instances", "--limit", "1"]).ok().out;
+    assert!(
+        text.contains("two words\\n\\u{1b}[2J  ") && text.contains("what --json calls \"next\""),
+        "{text}"
+    );
+    cli(&schema, &["delete", "--force", id]).ok();
+    crate::fixtures::create(&*provider, "c d").await;
+    let text = cli(&schema, &["instances", "--limit", "1"]).ok().out;
+    assert!(text.contains("There are more: --after='c d'\n"), "{text}");
 }

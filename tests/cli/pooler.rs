@@ -8,6 +8,7 @@ use tokio_postgres::Client;
 use crate::cluster::{Cluster, Options, Pooler, have};
 use crate::fixtures::create;
 use crate::process::{Finished, run_on};
+use crate::prune::ended;
 use crate::support::{TestSchema, connect};
 
 static SERVER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&Options::default()));
@@ -27,6 +28,30 @@ async fn leave_statements(url: &str) {
         }
         client.batch_execute("commit").await.expect("commit");
     }
+}
+
+/// What somebody set on one of the connections to the server and left behind.
+async fn settings_left(url: &str) -> Vec<String> {
+    let clients: [Client; 2] = [connect(url).await, connect(url).await];
+    let mut left = Vec::new();
+    for client in &clients {
+        client.batch_execute("begin").await.expect("begin");
+    }
+    for client in &clients {
+        let rows = client
+            .query_typed(
+                "select name || ' = ' || setting from pg_settings \
+                  where setting <> reset_val \
+                    and name in ('lock_timeout', 'statement_timeout', 'enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', \
+                                 'jit', 'search_path')",
+                &[],
+            )
+            .await
+            .expect("settings");
+        left.extend(rows.iter().map(|row| row.get::<_, String>(0)));
+        client.batch_execute("commit").await.expect("commit");
+    }
+    left
 }
 
 #[tokio::test]
@@ -62,11 +87,14 @@ async fn every_command_works_through_a_pooler() {
         &["history", "i"],
         &["raise", "i", "go"],
         &["cancel", "i"],
-        &["prune", "instances", "--older-than", "0s"],
         &["prune", "executions", "--keep-last", "1"],
     ] {
         cli(arguments).ok();
     }
+    ended(&schema, 7).await;
+    let pruned = json(&["prune", "instances", "--older-than", "1d", "--batch-size", "2"]);
+    assert_eq!(pruned["instances"], 7);
+    assert_eq!(settings_left(&url).await, Vec::<String>::new());
     leave_statements(&url).await;
     assert_eq!(json(&["delete", "i", "--force"])["instances"], 1);
     let doctor = cli(&["doctor", "--json"]).json();

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use duroxide::providers::Provider;
 use serde_json::json;
 
+use crate::database::Database;
 use crate::fixtures::{Ack, LOCK, ack, create, ending, start, started, turn};
 use crate::process::{cli, command};
-use crate::support::TestSchema;
+use crate::support::{TestSchema, connect};
 
 /// Instances that ended two days ago, without the ceremony of running them.
-async fn ended(schema: &TestSchema, count: i64) {
+pub async fn ended(schema: &TestSchema, count: i64) {
     let client = schema.client().await;
     client
         .batch_execute(&format!(
@@ -33,7 +34,7 @@ async fn ended(schema: &TestSchema, count: i64) {
         .expect("old instances");
 }
 
-async fn count(schema: &TestSchema, what: &str) -> i64 {
+pub async fn count(schema: &TestSchema, what: &str) -> i64 {
     let row = schema
         .client()
         .await
@@ -243,4 +244,140 @@ async fn the_cleanup_role_can_prune() {
     let pruned = run(&["prune", "instances", "--older-than", "1d", "--json"]).ok().json();
     assert_eq!(pruned["instances"], 3);
     run(&["status"]).fails(1, &["permission denied", "--for dashboard"]);
+    run(&["show", "i"]).fails(
+        1,
+        &["permission denied", &format!("--schema {} grant ROLE", schema.name)],
+    );
+    for arguments in [
+        &["schema", "drop", "--yes"][..],
+        &["grant", "--for", "dashboard", &schema.name],
+    ] {
+        let refused = run(arguments);
+        assert!(
+            refused.code == 1 && refused.err.contains("owner"),
+            "{arguments:?}: {}",
+            refused.err
+        );
+        assert!(!refused.err.contains("DeployPolicy"), "{}", refused.err);
+    }
+    client
+        .batch_execute(&format!(
+            "revoke all on all functions in schema {0} from {0}; revoke all on all tables in schema {0} from {0}",
+            schema.name
+        ))
+        .await
+        .expect("revoke");
+    cli(&schema, &["grant", &schema.name]).ok();
+    for arguments in [&["delete", "i"][..], &["prune", "instances", "--older-than", "1d"]] {
+        run(arguments).fails(1, &["permission denied", "grant --for cleanup ROLE"]);
+    }
+}
+
+/// A place is remembered as text, which must mean the same when it is read back.
+#[tokio::test]
+async fn it_goes_on_where_it_was_whatever_times_look_like() {
+    let database = Database::create().await;
+    for (datestyle, zone) in [("SQL, DMY", "Asia/Kolkata"), ("German", "America/New_York")] {
+        let client = connect(&database.url).await;
+        client
+            .batch_execute(&format!(
+                "alter database {0} set datestyle = '{datestyle}'; alter database {0} set timezone = '{zone}'",
+                database.name
+            ))
+            .await
+            .expect("settings");
+        let schema = TestSchema::on(database.url.clone());
+        let _provider = schema.provider().await;
+        ended(&schema, 20).await;
+        schema
+            .client()
+            .await
+            .batch_execute("update executions set completed_at = completed_at - substr(instance_id, 5)::integer * interval '1 day'")
+            .await
+            .expect("ends");
+        let arguments = [
+            "prune",
+            "instances",
+            "--older-than",
+            "1d",
+            "--batch-size",
+            "5",
+            "--json",
+        ];
+        assert_eq!(cli(&schema, &arguments).ok().json()["instances"], 20, "{datestyle}");
+        drop(schema);
+    }
+    database.drop().await;
+}
+
+/// One instance that somebody has locks on for good keeps nobody else.
+#[tokio::test]
+async fn what_is_locked_is_passed_by_and_named() {
+    let schema = TestSchema::new();
+    let _provider = schema.provider().await;
+    ended(&schema, 2).await;
+    let holder = schema.client().await;
+    holder
+        .batch_execute("begin; select from mailboxes where instance_id = 'old-1' for update")
+        .await
+        .expect("locked");
+    let arguments = ["prune", "instances", "--older-than", "1d"];
+    let pruned =
+        cli(&schema, &arguments).fails(1, &["somebody had locks on instance \"old-1\": ", "Run it again later"]);
+    assert_eq!(pruned.out, "deleted 1 instances, 1 executions, 3 events\n");
+    assert_eq!(count(&schema, "instances where instance_id = 'old-1'").await, 1);
+    holder.batch_execute("commit").await.expect("commit");
+    assert_eq!(
+        cli(&schema, &arguments).ok().out,
+        "deleted 1 instances, 1 executions, 3 events\n"
+    );
+}
+
+/// While it waits for somebody's lock, too: SIGTERM as well, and the second signal without waiting.
+#[tokio::test]
+async fn a_prune_that_waits_can_be_stopped() {
+    let schema = TestSchema::new();
+    let _provider = schema.provider().await;
+    ended(&schema, 2).await;
+    let holder = schema.client().await;
+    let pid: i32 = holder
+        .query_one("select pg_backend_pid()", &[])
+        .await
+        .expect("pid")
+        .get(0);
+    holder
+        .batch_execute("begin; select from mailboxes for update")
+        .await
+        .expect("locked");
+    let observer = schema.client().await;
+    let arguments = ["--schema", &schema.name, "prune", "instances", "--older-than", "1d"];
+    for signals in [&["-TERM"][..], &["-INT", "-TERM"]] {
+        let child = command(&schema.url, &arguments).spawn().expect("start");
+        crate::locks::waiter(&observer, pid).await;
+        for (number, signal) in signals.iter().enumerate() {
+            if number > 0 {
+                // Signals that are pending together are one: the first has to be taken before.
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            let sent = Command::new("kill")
+                .args([signal, child.id().to_string().as_str()])
+                .status();
+            assert!(sent.expect("kill").success());
+        }
+        let output = tokio::task::spawn_blocking(move || child.wait_with_output())
+            .await
+            .expect("task")
+            .expect("wait");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(130), "{said}");
+        // At once: nothing is said, for nothing is known about the batch under way.
+        assert_eq!(
+            said.contains("0 instances were deleted before that"),
+            signals.len() == 1,
+            "{said}"
+        );
+        assert!(!said.contains("passed by"), "{said}");
+    }
+    holder.batch_execute("commit").await.expect("commit");
+    assert_eq!(count(&schema, "instances").await, 2);
 }

@@ -127,13 +127,40 @@ async fn a_later_release_is_left_alone() {
         cli(&schema, &["schema", "verify", "--json"]).ok().json()["standing"],
         "newer"
     );
+    cli(&schema, &["schema", "drop", "--yes"]).fails(1, &["nothing was dropped", "99.0.0"]);
     client
         .execute("update deployment set serves_from = '98.0.0'", &[])
         .await
         .expect("one that does not serve us");
-    for arguments in [&["schema", "apply"][..], &["schema", "version"], &["schema", "verify"]] {
+    for arguments in [
+        &["schema", "apply"][..],
+        &["schema", "version"],
+        &["schema", "verify"],
+        &["schema", "drop", "--yes"],
+    ] {
         cli(&schema, arguments).fails(1, &["99.0.0"]);
     }
+    client.query("select from history", &[]).await.expect("still there");
+}
+
+/// What is damaged can be dropped like anything else.
+#[tokio::test]
+async fn drop_need_not_know_how_many_there_are() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    schema
+        .client()
+        .await
+        .batch_execute("drop view instance_counts")
+        .await
+        .expect("damage");
+    let dropped = cli_with_input(&schema, &["schema", "drop"], &format!("{}\n", schema.name));
+    assert_eq!(dropped.code, 0, "{}", dropped.err);
+    assert!(
+        dropped.err.contains("an unknown number of instances"),
+        "{}",
+        dropped.err
+    );
 }
 
 /// Killed while it waits for the very last row it writes: nothing of the rest may stay.

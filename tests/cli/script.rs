@@ -69,6 +69,14 @@ async fn the_script_ends_where_the_deployer_ends() {
     assert_eq!(records(&script_client).await, first);
     assert_same(&by_script, &by_deployer).await;
 
+    // A database that is read-only unless asked.
+    let read_only = format!(
+        "alter database {} set default_transaction_read_only = on",
+        by_script.name
+    );
+    script_client.batch_execute(&read_only).await.expect("read-only");
+    psql(&by_script.url, &script).expect("psql").ok();
+
     // A name that needs every kind of quoting.
     let odd = "Odd$$Name-1";
     let script = run(&["--schema", odd, "schema", "sql"]).ok().out;
@@ -102,6 +110,15 @@ async fn a_script_from_a_migration_upgrades_what_has_it() {
     psql(&database.url, &script).expect("psql").ok();
     run_on(&database.url, &["schema", "verify"]).ok();
 
+    let latest = run_on(&database.url, &["schema", "version", "--json"]).ok().json()["migration"].to_string();
+    let header = run(&["schema", "sql", "--from", &latest]).ok().out;
+    assert!(
+        header
+            .lines()
+            .next()
+            .is_some_and(|line| line.ends_with(": functions, views and permissions.")),
+        "{header}"
+    );
     run(&["schema", "sql", "--from", "99"]).fails(2, &["no migration 99"]);
     drop(client);
     database.drop().await;

@@ -31,7 +31,13 @@ fn help_is_there_for_everything() {
         assert!(help.contains("Usage: duroxide-postgres"), "{help}");
         assert!(!help.contains("very-secret"), "{help}");
     }
-    assert!(run(&["--help"]).ok().out.contains("Exit codes"));
+    let help = run(&["--help"]).ok().out;
+    for expected in ["Exit codes", "130", "PGPASSFILE"] {
+        assert!(help.contains(expected), "{expected} is not in {help}");
+    }
+    for subcommand in ["show", "history", "cancel", "raise", "delete"] {
+        assert!(run(&[subcommand, "--help"]).ok().out.contains("Its id"), "{subcommand}");
+    }
     assert_eq!(run(&["--version"]).ok().out, "duroxide-postgres 0.1.0\n");
 }
 
@@ -44,6 +50,7 @@ fn bad_usage_is_told_from_failure() {
     run(&["delete"]).fails(2, &["<INSTANCE>"]);
     run(&["doctor", "--old-transaction", "5"]).fails(2, &["--old-transaction", "a number with its unit"]);
     run(&["doctor", "--nodes", "0"]).fails(2, &["--nodes"]);
+    run(&["prune", "instances", "--older-than", "-5d"]).fails(2, &["cannot be negative"]);
     run(&["grant", "app", "--payloads"]).fails(2, &["--for dashboard"]);
     run(&["--schema", "pg_catalog", "schema", "verify"]).fails(2, &["invalid schema name \"pg_catalog\""]);
     run(&["--schema", "a;b", "schema", "sql"]).fails(2, &["invalid schema name"]);
@@ -134,6 +141,21 @@ fn the_schema_can_come_from_the_environment() {
         .expect("run");
     let script = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(script.contains("create schema \"from_the_environment\";"), "{script}");
+    let output = command("", &["schema", "sql"])
+        .env("DUROXIDE_SCHEMA", "")
+        .output()
+        .expect("run");
+    let script = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(script.contains("create schema \"duroxide\";"), "{script}");
+    run(&["--schema", "", "schema", "sql"]).fails(2, &["invalid schema name"]);
+}
+
+/// What is suggested for a shell can be given to one.
+#[tokio::test]
+async fn suggestions_are_quoted() {
+    let schema = TestSchema::new();
+    run_on(&schema.url, &["--schema", "Odd$Name", "status"])
+        .fails(1, &["duroxide-postgres --schema 'Odd$Name' schema apply"]);
 }
 
 /// `| head` closes the pipe early.

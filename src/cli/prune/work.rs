@@ -1,10 +1,14 @@
 //! Deleting batch by batch: the transaction of each, progress, and what gets in the way.
 
 use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::ClientWrapper;
 use indicatif::{ProgressBar, ProgressStyle};
+#[cfg(unix)]
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_postgres::Row;
 
 use crate::call::Parameters;
@@ -14,13 +18,18 @@ use crate::cli::output::Failure;
 use crate::deploy;
 
 /// A batch waits for turns under way, but not for somebody who sleeps in a transaction.
-const LOCK_TIMEOUT: &str = "set local lock_timeout = '5s'";
+const LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
 /// What finds the next batch begins where the last one ended, in the order of an index, whatever the statistics say.
-const BY_INDEX: &str = "set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; \
+/// Times are read back as they were written, whatever the database's settings are.
+const BY_INDEX: &str = "set local datestyle = 'ISO, YMD'; set local timezone = 'UTC'; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; \
                         set local jit = off";
+/// Somebody has a lock.
+const LOCKED: &str = "55P03";
 /// Out of shared memory, or of another: what a batch needs grows with its size.
 const NO_ROOM: &str = "53200";
 const ATTEMPTS: u32 = 10;
+/// Of a batch that can be divided: the rest of it need not wait.
+const FEW_ATTEMPTS: u32 = 2;
 const PAUSE: Duration = Duration::from_millis(200);
 /// The exit code of what was interrupted, by custom.
 const INTERRUPTED: u8 = 130;
@@ -33,7 +42,19 @@ pub(super) struct Work {
     progress: ProgressBar,
     what: &'static str,
     done: i64,
-    interrupted: tokio::task::JoinHandle<()>,
+    interrupted: Arc<AtomicBool>,
+    signals: tokio::task::JoinHandle<()>,
+    /// Those that stay because of somebody else's locks.
+    passed_by: Vec<String>,
+}
+
+/// What became of a batch. Unless it is done, nothing was.
+pub(super) enum Batch {
+    Done(Option<Row>),
+    /// The lock table has no room for it.
+    NoRoom,
+    /// Somebody has locks that it needs, and keeps them.
+    InTheWay,
 }
 
 impl Work {
@@ -49,16 +70,16 @@ impl Work {
         if let Ok(style) = ProgressStyle::with_template(template) {
             progress.set_style(style);
         }
+        let interrupted = Arc::new(AtomicBool::new(false));
         let mut work = Self {
             client,
             size: 0,
             progress,
             what,
             done: 0,
-            // From now on an interrupt does not end the process: the batch under way is finished first.
-            interrupted: tokio::spawn(async {
-                let _ = tokio::signal::ctrl_c().await;
-            }),
+            signals: listen(interrupted.clone())?,
+            interrupted,
+            passed_by: Vec::new(),
         };
         work.resize(i64::from(batch.batch_size));
         Ok(work)
@@ -72,14 +93,40 @@ impl Work {
     /// From now on fewer at a time.
     pub(super) fn shrink(&mut self, size: i64) {
         self.resize(size.clamp(1, self.size));
-        let said = format!(
+        self.say(&format!(
             "the server's lock table has no room for such a batch (53200): going on with {} {} at a time. \
              max_locks_per_transaction says how large it is",
             self.size, self.what
-        );
+        ));
+    }
+
+    /// This one stays: somebody has locks on it.
+    pub(super) fn pass_by(&mut self, instance: &str) {
+        self.say(&format!("somebody has locks on instance {instance:?}: it is passed by"));
+        self.passed_by.push(instance.to_string());
+    }
+
+    pub(super) fn was_passed_by(&self, instance: &str) -> bool {
+        self.passed_by.iter().any(|passed| passed == instance)
+    }
+
+    /// What those that were passed by mean to the one who asked.
+    pub(super) fn unfinished(&self) -> Option<String> {
+        let first = self.passed_by.first()?;
+        let more = match self.passed_by.len() {
+            1 => String::new(),
+            count => format!(", and {} more", count - 1),
+        };
+        Some(format!(
+            "somebody had locks on instance {first:?}{more}: what was to go of them stays. Run it again later; doctor shows \
+             transactions that stay open"
+        ))
+    }
+
+    fn say(&self, text: &str) {
         // Nothing can be done about a stderr that cannot be written to.
         self.progress.suspend(|| {
-            let _ = writeln!(io::stderr().lock(), "{said}");
+            let _ = writeln!(io::stderr().lock(), "{text}");
         });
     }
 
@@ -103,41 +150,47 @@ impl Work {
         Ok(rows)
     }
 
-    /// One batch, in a transaction; again if somebody was in the way. None if the lock table has no room for it, which is
-    /// final where the batch is `divisible`: nothing was done.
+    /// One batch, in a transaction; again if somebody was in the way, less often where the batch is `divisible`. Fails if it was
+    /// interrupted.
     pub(super) async fn batch(
         &mut self,
         sql: &str,
         parameters: Parameters<'_>,
         divisible: bool,
-    ) -> Result<Option<Row>, Failure> {
-        for attempt in 1.. {
-            match self.transaction(LOCK_TIMEOUT, sql, parameters).await {
-                Ok(rows) => return Ok(rows.into_iter().next()),
-                Err(error) => {
-                    let code = error.code().map_or("", |code| code.code());
-                    if code == NO_ROOM && (divisible || attempt == ATTEMPTS) {
-                        return Ok(None);
-                    }
-                    let passes = matches!(code, "55P03" | "40P01" | "40001" | "DX006" | NO_ROOM);
-                    if !passes || attempt == ATTEMPTS {
-                        return Err(self.failed(error));
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                }
+    ) -> Result<Batch, Failure> {
+        let mut attempts = 0;
+        loop {
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(self.stopped("interrupted", INTERRUPTED));
             }
+            let error = match self.transaction(LOCK_TIMEOUT, sql, parameters).await {
+                Ok(rows) => return Ok(Batch::Done(rows.into_iter().next())),
+                Err(error) => error,
+            };
+            attempts += 1;
+            match error.code().map_or("", |code| code.code()) {
+                NO_ROOM if divisible || attempts == ATTEMPTS => return Ok(Batch::NoRoom),
+                LOCKED if attempts >= self.patience(divisible) => return Ok(Batch::InTheWay),
+                LOCKED | NO_ROOM | "40P01" | "40001" | "DX006" if attempts < ATTEMPTS => {}
+                _ => return Err(self.failed(error)),
+            }
+            tokio::time::sleep(PAUSE).await;
         }
-        Err(Failure::new("no attempt was made"))
     }
 
-    /// So many are done. Fails if it was interrupted.
-    pub(super) fn done(&mut self, done: i64) -> Result<(), Failure> {
+    /// How often somebody's locks are waited for. Who had some once has others.
+    fn patience(&self, divisible: bool) -> u32 {
+        match (self.passed_by.is_empty(), divisible) {
+            (true, true) => FEW_ATTEMPTS,
+            (true, false) => ATTEMPTS / 2,
+            (false, _) => 1,
+        }
+    }
+
+    /// So many are done.
+    pub(super) fn done(&mut self, done: i64) {
         self.done = done;
         self.progress.set_position(done.unsigned_abs());
-        if self.interrupted.is_finished() {
-            return Err(self.stopped("interrupted", INTERRUPTED));
-        }
-        Ok(())
     }
 
     pub(super) fn failed(&self, error: tokio_postgres::Error) -> Failure {
@@ -158,6 +211,54 @@ impl Work {
 
     pub(super) fn finish(&self) {
         self.progress.finish_and_clear();
-        self.interrupted.abort();
+        self.signals.abort();
+    }
+}
+
+/// From now on a signal does not end the process: the batch under way is finished first. The second one does.
+fn listen(interrupted: Arc<AtomicBool>) -> Result<tokio::task::JoinHandle<()>, Failure> {
+    let mut signals = Signals::new().map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;
+    Ok(tokio::spawn(async move {
+        signals.next().await;
+        interrupted.store(true, Ordering::Relaxed);
+        signals.next().await;
+        // The server undoes the batch under way.
+        std::process::exit(INTERRUPTED.into());
+    }))
+}
+
+/// What asks a process to end.
+struct Signals {
+    #[cfg(unix)]
+    interrupt: Signal,
+    #[cfg(unix)]
+    terminate: Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> io::Result<Self> {
+        Ok(Self {})
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        let _ = tokio::signal::ctrl_c().await;
     }
 }
