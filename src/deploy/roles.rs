@@ -99,14 +99,6 @@ fn callable() -> impl Iterator<Item = &'static str> {
         .filter_map(|line| line.strip_prefix("function ")?.split('(').next())
 }
 
-/// The functions that only run as part of others.
-fn internal() -> Vec<&'static str> {
-    let callable: Vec<&str> = callable().collect();
-    drift::names(EXPECTED, "function")
-        .filter(|name| !callable.contains(name))
-        .collect()
-}
-
 /// A role that has too much, or too little.
 pub(crate) struct GrantProblem {
     pub(crate) message: String,
@@ -128,7 +120,7 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
     let views: Vec<&str> = drift::names(EXPECTED, "view").collect();
     let functions: Vec<&str> = drift::names(EXPECTED, "function").collect();
     let (place, mut problems) = (schema.quoted(), Vec::new());
-    for (sql, functions) in [(EXCESSIVE, internal()), (OWNERS, functions)] {
+    for sql in [EXCESSIVE, OWNERS] {
         let rows = client
             .query_typed(
                 sql,
@@ -189,9 +181,9 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
     Ok(problems)
 }
 
-/// Who may do what only owners may: with tables and views, their columns, functions that are no one's to call ($4), and the
-/// schema. Who may create there decides what the functions, which run as their owner, find there. PUBLIC's functions are
-/// in the description.
+/// Who may do what only owners may: with tables and views, their columns, and the schema. Who may create there decides what
+/// the functions, which run as their owner, find there. Functions that only run as part of others run as who calls them,
+/// and lend nobody anything; PUBLIC's are in the description.
 const EXCESSIVE: &str = "\
     with owner as ( \
         select c.relowner as oid from pg_class as c \
@@ -212,12 +204,6 @@ const EXCESSIVE: &str = "\
           join pg_attribute as t on t.attrelid = r.oid and not t.attisdropped \
          cross join lateral aclexplode(t.attacl) as a \
          where a.grantee <> r.owner and (not r.is_view or a.grantee = 0 or a.privilege_type <> 'SELECT') \
-        union all \
-        select a.grantee, a.privilege_type, format('function %I', p.proname), \
-               format('function %s.%I(%s)', $1::text::regnamespace, p.proname, pg_get_function_identity_arguments(p.oid)) \
-          from pg_proc as p cross join lateral aclexplode(p.proacl) as a \
-         where p.pronamespace = $1::text::regnamespace and p.proname = any ($4::text[]) \
-           and a.grantee not in (p.proowner, 0) \
         union all \
         select a.grantee, a.privilege_type, 'the schema', 'schema ' || $1::text::regnamespace::text \
           from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a \

@@ -39,12 +39,6 @@ async fn privileges_that_are_missing_or_too_many_are_found() {
             format!("revoke SELECT (event_data) on duroxide.history from {role};"),
         ),
         (
-            format!("grant execute on function erase_instances to {role}"),
-            "warning",
-            format!("role {role:?} has EXECUTE on function erase_instances"),
-            format!("revoke EXECUTE on function duroxide.erase_instances(p_instance_ids text[]) from {role};"),
-        ),
-        (
             format!("grant create on schema duroxide to {role}"),
             "warning",
             format!("role {role:?} has CREATE on the schema"),
