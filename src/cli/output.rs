@@ -232,7 +232,7 @@ mod tests {
         let rows = [vec!["a\n\u{1b}[2J\u{9b}b".to_string(), "1".to_string()]];
         assert_eq!(
             table(&["a", "b"], &rows),
-            "a                  b\na\\n\\u{1b}[2J\\u{9b}b  1\n"
+            "a                    b\na\\n\\u{1b}[2J\\u{9b}b  1\n"
         );
     }
 
