@@ -79,7 +79,8 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
                     select e.instance_id \
                     union \
                     select c.instance_id from tree as t \
-                      join {schema}.instance_status as c on c.parent_instance_id = t.instance_id \
+                     cross join lateral (select x.instance_id from {schema}.instance_status as x \
+                                          where x.parent_instance_id = t.instance_id offset 0) as c \
                 ) \
                 select count(*) as members from tree) as tree \
           where e.is_current \

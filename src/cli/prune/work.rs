@@ -21,8 +21,9 @@ use crate::deploy;
 const LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
 /// What finds the next batch begins where the last one ended, in the order of an index, whatever the statistics say.
 /// Times are read back as they were written, whatever the database's settings are.
-const BY_INDEX: &str = "set local datestyle = 'ISO, YMD'; set local timezone = 'UTC'; set local enable_seqscan = off; set local enable_hashjoin = off; set local enable_mergejoin = off; \
-                        set local jit = off";
+const BY_INDEX: &str = "set local datestyle = 'ISO, YMD'; set local timezone = 'UTC'; \
+                        set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off; \
+                        set local enable_hashjoin = off; set local enable_mergejoin = off; set local jit = off";
 /// Somebody has a lock.
 const LOCKED: &str = "55P03";
 /// Out of shared memory, or of another: what a batch needs grows with its size.
