@@ -19,7 +19,7 @@ const A_BURST_OF_STARTS: &str = "
     insert into history (instance_id, execution_id, event_id, event_data)
     select 'old-' || n, e, 1, '{}' from generate_series(1, 5000) as n, generate_series(1, 2) as e;
     insert into mailboxes (instance_id, available_at) select 'old-' || n, 'infinity' from generate_series(1, 5000) as n;
-    analyze;
+    analyze instances, executions, history, mailboxes;
     insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at)
     select 'new-' || n, 'Test', '1.0.0', 1, now(), now() from generate_series(1, 20000) as n;
     insert into executions (instance_id, execution_id, status, started_at)
