@@ -15,6 +15,8 @@ use crate::connect::NoConnection;
 pub(crate) const LEASE_LOST: &str = "DX001";
 /// Raised when the tree to be deleted changed meanwhile.
 pub(crate) const TREE_CHANGED: &str = "DX006";
+/// Out of shared memory, or of another: what a transaction needs grows with what it deletes.
+pub(crate) const NO_ROOM: &str = "53200";
 
 /// Why a provider could not be set up, closed or probed.
 ///

@@ -14,14 +14,12 @@ use tracing::warn;
 
 use crate::batch;
 use crate::encode;
-use crate::error::{CallError, Failure, TREE_CHANGED};
+use crate::error::{CallError, Failure, NO_ROOM, TREE_CHANGED};
 use crate::inner::Inner;
 
 /// How many instances a bulk operation takes when its filter does not say, and how many roots one transaction deletes at
 /// most: each takes a lock of the server's lock table.
 pub(crate) const BULK_LIMIT: i64 = 1000;
-/// Out of shared memory, or of another: what a transaction needs grows with what it deletes.
-const NO_ROOM: &str = "53200";
 /// How often a batch is tried whose trees others change: each time they got something done.
 const BATCH_ATTEMPTS: u32 = 10;
 

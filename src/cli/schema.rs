@@ -128,9 +128,9 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     let problem = (!ok).then(|| {
         Failure::new(format!(
             "schema {name:?} is not as release {RELEASE} deploys it. \
-             Functions, views and permissions are put right by: duroxide-postgres --schema {0} schema apply. \
-             What else to do says: duroxide-postgres --schema {0} doctor",
-            super::shell::quoted(name)
+             Functions, views and permissions are put right by: {0} schema apply. \
+             What else to do says: {0} doctor",
+            connection.command()
         ))
     });
     Ok(Outcome::new(text, json).with_problem(problem))

@@ -49,6 +49,18 @@ impl Finished {
     }
 }
 
+/// Sends a signal: `-INT`, `-TERM`.
+pub fn signal(child: &Child, signal: &str) {
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status();
+    assert!(sent.expect("kill").success());
+}
+
+/// Waits for its end, beside what else the test's runtime has to do.
+pub async fn finish(child: Child) -> Finished {
+    let output = tokio::task::spawn_blocking(move || child.wait_with_output()).await;
+    Finished::from(output.expect("task").expect("wait"))
+}
+
 pub fn command(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_duroxide-postgres"));
     command

@@ -3,7 +3,6 @@
 mod beside_work;
 mod lock_table;
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use duroxide::providers::Provider;
@@ -11,7 +10,7 @@ use serde_json::json;
 
 use crate::database::Database;
 use crate::fixtures::{Ack, LOCK, ack, create, ending, start, started, turn};
-use crate::process::{cli, command};
+use crate::process::{cli, command, finish, signal};
 use crate::support::{TestSchema, connect};
 
 /// Instances that ended two days ago, without the ceremony of running them.
@@ -199,14 +198,8 @@ async fn an_interrupted_prune_can_be_resumed() {
         assert!(Instant::now() < deadline, "it deletes nothing");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let signalled = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(signalled.expect("kill").success());
-    let output = tokio::task::spawn_blocking(move || child.wait_with_output())
-        .await
-        .expect("task")
-        .expect("wait");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(130), "{said}");
+    signal(&child, "-INT");
+    let said = finish(child).await.fails(130, &[]).err;
     let left = count(&schema, "instances").await;
     assert!(left > 0, "it had ended already");
     assert!(
@@ -354,22 +347,14 @@ async fn a_prune_that_waits_can_be_stopped() {
     for signals in [&["-TERM"][..], &["-INT", "-TERM"]] {
         let child = command(&schema.url, &arguments).spawn().expect("start");
         crate::locks::waiter(&observer, pid).await;
-        for (number, signal) in signals.iter().enumerate() {
+        for (number, name) in signals.iter().enumerate() {
             if number > 0 {
                 // Signals that are pending together are one: the first has to be taken before.
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
-            let sent = Command::new("kill")
-                .args([signal, child.id().to_string().as_str()])
-                .status();
-            assert!(sent.expect("kill").success());
+            signal(&child, name);
         }
-        let output = tokio::task::spawn_blocking(move || child.wait_with_output())
-            .await
-            .expect("task")
-            .expect("wait");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(130), "{said}");
+        let said = finish(child).await.fails(130, &[]).err;
         // At once: nothing is said, for nothing is known about the batch under way.
         assert_eq!(
             said.contains("0 instances were deleted before that"),

@@ -12,7 +12,7 @@ const FEW_DEAD_ROWS: i64 = 10_000;
 const LONG_WAIT_MS: i64 = 60_000;
 
 pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let command = format!("duroxide-postgres --schema {}", quoted(connection.schema.as_str()));
+    let command = connection.command();
     let apply = format!("{command} schema apply");
     if let Some(role) = shut_out(connection).await? {
         let message = format!(
@@ -158,7 +158,7 @@ async fn dead_rows(connection: &Connection) -> Result<Vec<Finding>, Failure> {
 
 /// Who may not see the queues is told so.
 async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let command = format!("duroxide-postgres --schema {}", quoted(connection.schema.as_str()));
+    let command = connection.command();
     let visible = "select has_table_privilege(to_regclass($1), 'select') as visible, current_user::text as role";
     let view = format!("{}.queue_health", connection.schema.quoted());
     let rows = connection.query(visible, &[&view]).await?;

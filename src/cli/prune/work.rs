@@ -16,6 +16,7 @@ use crate::cli::arguments::Prune;
 use crate::cli::connection::{Connection, query_unnamed};
 use crate::cli::output::Failure;
 use crate::deploy;
+use crate::error::{NO_ROOM, TREE_CHANGED};
 
 /// A batch waits for turns under way, but not for somebody who sleeps in a transaction.
 const LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
@@ -26,8 +27,6 @@ const BY_INDEX: &str = "set local datestyle = 'ISO, YMD'; set local timezone = '
                         set local enable_hashjoin = off; set local enable_mergejoin = off; set local jit = off";
 /// Somebody has a lock.
 const LOCKED: &str = "55P03";
-/// Out of shared memory, or of another: what a batch needs grows with its size.
-const NO_ROOM: &str = "53200";
 const ATTEMPTS: u32 = 10;
 /// Of a batch that can be divided: the rest of it need not wait.
 const FEW_ATTEMPTS: u32 = 2;
@@ -172,7 +171,7 @@ impl Work {
             match error.code().map_or("", |code| code.code()) {
                 NO_ROOM if divisible || attempts == ATTEMPTS => return Ok(Batch::NoRoom),
                 LOCKED if attempts >= self.patience(divisible) => return Ok(Batch::InTheWay),
-                LOCKED | NO_ROOM | "40P01" | "40001" | "DX006" if attempts < ATTEMPTS => {}
+                LOCKED | NO_ROOM | "40P01" | "40001" | TREE_CHANGED if attempts < ATTEMPTS => {}
                 _ => return Err(self.failed(error)),
             }
             tokio::time::sleep(PAUSE).await;

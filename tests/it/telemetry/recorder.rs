@@ -129,7 +129,7 @@ impl CounterFn for Recording {
     }
 
     fn absolute(&self, _: u64) {
-        unimplemented!("not used");
+        unreachable!("counters only grow, by increments");
     }
 }
 
@@ -143,7 +143,7 @@ impl GaugeFn for Recording {
     }
 
     fn set(&self, _: f64) {
-        unimplemented!("several providers share a gauge");
+        unreachable!("several providers share a gauge: none may set it");
     }
 }
 
