@@ -222,23 +222,17 @@ impl<R: Request> Line<R> {
                     for granted in found.granted {
                         unwanted.extend(group.hand_out(sent.id, granted));
                     }
-                    if enough {
+                    let (nap, reason) = match found.next {
                         // There may be more.
-                        group.quiet_until = now;
-                        group.quiet_reason = Reason::More;
-                    } else {
-                        let (nap, reason) = match found.next {
-                            None if !nothing => (CONFIRMATION, Reason::More),
-                            next => match (next.unwrap_or(Duration::MAX), inner.waker.fallback()) {
-                                (due, fallback) if due <= fallback => (due, Reason::Due),
-                                (_, fallback) => (fallback, Reason::Fallback),
-                            },
-                        };
-                        group.quiet_reason = reason;
-                        let was_quiet_until = std::mem::replace(&mut group.quiet_until, now + nap);
-                        if group.quiet_until < was_quiet_until {
-                            group.sooner.notify_waiters();
-                        }
+                        _ if enough => (Duration::ZERO, Reason::More),
+                        None if !nothing => (CONFIRMATION, Reason::More),
+                        next => match (next.unwrap_or(Duration::MAX), inner.waker.fallback()) {
+                            (due, fallback) if due <= fallback => (due, Reason::Due),
+                            (_, fallback) => (fallback, Reason::Fallback),
+                        },
+                    };
+                    group.quiet(sent.id, now + nap, reason);
+                    if !enough {
                         group.dismiss(sent.id, found.ask_anew, || match found.ask_anew {
                             true => Answer::AskAnew,
                             false => Answer::Nothing,

@@ -33,6 +33,8 @@ pub(crate) struct Group<T> {
     /// Tells those who sleep when that has moved closer.
     pub(crate) sooner: Arc<Notify>,
     pub(crate) next_id: u64,
+    /// The last sent of those looks that have told how long nothing is to be found.
+    newest_word: u64,
     behind: Option<Behind>,
 }
 
@@ -113,7 +115,22 @@ impl<T> Group<T> {
             quiet_reason: Reason::Asked,
             sooner: Arc::default(),
             next_id: 0,
+            newest_word: 0,
             behind: None,
+        }
+    }
+
+    /// A look told how long nothing is to be found. If one sent after it has told already, it knows nothing better.
+    pub(crate) fn quiet(&mut self, look: u64, until: Instant, reason: Reason) {
+        let is_news = look >= self.newest_word;
+        let is_sooner = until < self.quiet_until;
+        if is_news || is_sooner {
+            self.newest_word = self.newest_word.max(look);
+            self.quiet_until = until;
+            self.quiet_reason = reason;
+        }
+        if is_sooner {
+            self.sooner.notify_waiters();
         }
     }
 
@@ -240,4 +257,25 @@ pub(crate) struct Sent {
     pub(crate) reason: Reason,
     /// The spans of those it is for.
     pub(crate) callers: Vec<Span>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_overtaken_look_does_not_silence_those_who_wait() {
+        let now = Instant::now();
+        let mut group = Group::<()>::new(now);
+        group.quiet(2, now, Reason::More);
+        group.quiet(1, now + Duration::from_secs(60), Reason::Fallback);
+        assert_eq!((group.quiet_until, group.quiet_reason), (now, Reason::More));
+
+        group.quiet(3, now + Duration::from_secs(60), Reason::Fallback);
+        group.quiet(2, now + Duration::from_secs(1), Reason::Due);
+        assert_eq!(
+            (group.quiet_until, group.quiet_reason),
+            (now + Duration::from_secs(1), Reason::Due)
+        );
+    }
 }
