@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::LazyLock;
 
 /// Objects that are missing, extra or changed, by kind and name.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -92,9 +93,9 @@ impl Drift {
 
 /// The view of ours that an object is, or belongs to.
 pub(super) fn of_view(object: &str) -> Option<&str> {
+    static VIEWS: LazyLock<Vec<&str>> = LazyLock::new(|| names(super::EXPECTED, "view").collect());
     let object = Object::parse(object);
-    (matches!(object.kind, "view" | "column") && names(super::EXPECTED, "view").any(|view| view == object.name))
-        .then_some(object.name)
+    (matches!(object.kind, "view" | "column") && VIEWS.contains(&object.name)).then_some(object.name)
 }
 
 /// The beginning of a line: `kind name` or `kind name.part`, the names as SQL spells them.
