@@ -97,7 +97,7 @@ async fn instances_that_ended_long_ago_go_and_no_others() {
     .json();
     assert_eq!(
         pruned,
-        json!({ "dry_run": false, "instances": 24, "executions": 24, "events": 72 })
+        json!({ "dry_run": false, "instances": 24, "executions": 24, "events": 72, "passed_by": { "count": 0, "instances": [] } })
     );
     let left = cli(&schema, &["instances", "--json"]).ok().json();
     assert_eq!(left["instances"].as_array().map(Vec::len), Some(3), "{left}");
@@ -148,7 +148,7 @@ async fn old_executions_go_and_the_latest_stay() {
     );
     assert_eq!(
         aged.ok().json(),
-        json!({ "dry_run": false, "executions": 50, "events": 50 })
+        json!({ "dry_run": false, "executions": 50, "events": 50, "passed_by": { "count": 0, "instances": [] } })
     );
     let kept = cli(
         &schema,
@@ -309,20 +309,46 @@ async fn what_is_locked_is_passed_by_and_named() {
     let schema = TestSchema::new();
     let _provider = schema.provider().await;
     ended(&schema, 2).await;
+    let client = schema.client().await;
+    client
+        .batch_execute(
+            "update instances set current_execution_id = 2; \
+             insert into executions (instance_id, execution_id, status, started_at, completed_at) \
+             select e.instance_id, 2, e.status, e.started_at, e.completed_at from executions as e",
+        )
+        .await
+        .expect("a second execution each");
     let holder = schema.client().await;
     holder
-        .batch_execute("begin; select from mailboxes where instance_id = 'old-1' for update")
+        .batch_execute(
+            "begin; select from mailboxes where instance_id = 'old-1' for update; \
+             select from executions where instance_id = 'old-1' for update",
+        )
         .await
         .expect("locked");
+    let says = ["somebody had locks on instance \"old-1\": ", "Run it again later"];
+    let passed_by = json!({ "count": 1, "instances": [{ "instance": "old-1", "reason": "locked" }] });
+    let arguments = ["prune", "executions", "--keep-last", "1", "--json"];
+    assert_eq!(
+        cli(&schema, &arguments).fails(1, &says).json(),
+        json!({ "dry_run": false, "executions": 1, "events": 3, "passed_by": passed_by })
+    );
     let arguments = ["prune", "instances", "--older-than", "1d"];
-    let pruned =
-        cli(&schema, &arguments).fails(1, &["somebody had locks on instance \"old-1\": ", "Run it again later"]);
-    assert_eq!(pruned.out, "deleted 1 instances, 1 executions, 3 events\n");
+    let pruned = cli(&schema, &arguments).fails(1, &says);
+    assert_eq!(
+        pruned.out,
+        "deleted 1 instances, 1 executions, 0 events; 1 instances passed by\n"
+    );
+    let pruned = cli(&schema, &[&arguments[..], &["--json"]].concat()).fails(1, &says);
+    assert_eq!(
+        pruned.json(),
+        json!({ "dry_run": false, "instances": 0, "executions": 0, "events": 0, "passed_by": passed_by })
+    );
     assert_eq!(count(&schema, "instances where instance_id = 'old-1'").await, 1);
     holder.batch_execute("commit").await.expect("commit");
     assert_eq!(
         cli(&schema, &arguments).ok().out,
-        "deleted 1 instances, 1 executions, 3 events\n"
+        "deleted 1 instances, 2 executions, 3 events\n"
     );
 }
 

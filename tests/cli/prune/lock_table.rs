@@ -1,6 +1,7 @@
 //! More instances than the server's lock table has room for.
 
 use duroxide::providers::{InstanceFilter, ProviderAdmin};
+use serde_json::json;
 
 use super::{count, ended};
 use crate::cluster::{Cluster, Options, have};
@@ -76,9 +77,14 @@ async fn a_tree_larger_than_the_lock_table_is_passed_by() {
         )
         .await
         .expect("a tree");
-    let pruned = cli(&schema, &["prune", "instances", "--older-than", "1d"])
-        .fails(1, &["53200", "max_locks_per_transaction", "\"old-2\"", "are 5999,"]);
-    assert_eq!(pruned.out, "deleted 1 instances, 1 executions, 3 events\n");
+    let pruned = cli(&schema, &["prune", "instances", "--older-than", "1d", "--json"])
+        .fails(1, &["53200", "max_locks_per_transaction", "\"old-2\"", "are 5999,"])
+        .json();
+    let too_large = json!({ "instance": "old-2", "reason": "too_large", "members": 5999 });
+    assert_eq!(
+        (&pruned["instances"], &pruned["passed_by"]),
+        (&json!(1), &json!({ "count": 1, "instances": [too_large] }))
+    );
     assert_eq!(count(&schema, "instances where instance_id = 'old-1'").await, 0);
     assert_eq!(count(&schema, "instances").await, INSTANCES - 1);
 
