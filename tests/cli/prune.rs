@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::database::Database;
 use crate::fixtures::{Ack, LOCK, ack, create, ending, start, started, turn};
-use crate::process::{cli, command, finish, signal};
+use crate::process::{cli, command, finish, says, signal};
 use crate::support::{TestSchema, connect};
 
 /// Instances that ended two days ago, without the ceremony of running them.
@@ -371,14 +371,14 @@ async fn a_prune_that_waits_can_be_stopped() {
     let observer = schema.client().await;
     let arguments = ["--schema", &schema.name, "prune", "instances", "--older-than", "1d"];
     for signals in [&["-TERM"][..], &["-INT", "-TERM"]] {
-        let child = command(&schema.url, &arguments).spawn().expect("start");
+        let mut child = command(&schema.url, &arguments).spawn().expect("start");
         crate::locks::waiter(&observer, pid).await;
-        for (number, name) in signals.iter().enumerate() {
-            if number > 0 {
-                // Signals that are pending together are one: the first has to be taken before.
-                tokio::time::sleep(Duration::from_millis(300)).await;
-            }
+        for name in signals {
             signal(&child, name);
+            // Signals that are pending together are one: it has to be taken before the next.
+            if name != signals.last().expect("a signal") {
+                child = says(child, "interrupted: ").await;
+            }
         }
         let said = finish(child).await.fails(130, &[]).err;
         // At once: nothing is said, for nothing is known about the batch under way.

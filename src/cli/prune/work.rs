@@ -90,7 +90,7 @@ impl Work {
         let mut work = Self {
             client,
             size: 0,
-            signals: listen(interrupted.clone())?,
+            signals: listen(interrupted.clone(), progress.clone())?,
             progress,
             what,
             done: 0,
@@ -271,11 +271,12 @@ fn listed(passed_by: &[PassedBy]) -> Value {
 }
 
 /// From now on a signal does not end the process: the batch under way is finished first. The second one does.
-fn listen(interrupted: Arc<AtomicBool>) -> Result<tokio::task::JoinHandle<()>, Failure> {
+fn listen(interrupted: Arc<AtomicBool>, progress: ProgressBar) -> Result<tokio::task::JoinHandle<()>, Failure> {
     let mut signals = Signals::new().map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;
     Ok(tokio::spawn(async move {
         signals.next().await;
         interrupted.store(true, Ordering::Relaxed);
+        progress.suspend(|| say("interrupted: ending the batch under way first. Once more ends it at once"));
         signals.next().await;
         // The server undoes the batch under way.
         std::process::exit(INTERRUPTED.into());
