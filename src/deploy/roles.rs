@@ -225,7 +225,8 @@ const EXCESSIVE: &str = "\
      group by p.name, p.place, r.rolname \
      order by 1";
 
-/// What does not belong to whom the rest belongs to: functions run as their owner.
+/// What does not belong to whom the rest belongs to: functions run as their owner. Not whom the schema belongs to: that can
+/// be a DBA, or a cloud's own role, who only lets another one create in it.
 const OWNERS: &str = "\
     with object as ( \
         select c.relowner as owner, case when c.relkind = 'v' then 'view' else 'table' end as kind, \
