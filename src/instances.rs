@@ -9,19 +9,15 @@ use duroxide::{Event, EventKind, SystemStats};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
-use tracing::warn;
 
 use crate::batch;
 use crate::encode;
-use crate::error::{CallError, Failure, NO_ROOM, TREE_CHANGED};
+use crate::error::{CallError, Failure};
 use crate::inner::Inner;
 
 /// How many instances a bulk operation takes when its filter does not say, and how many roots one transaction deletes at
 /// most: each takes a lock of the server's lock table.
 pub(crate) const BULK_LIMIT: i64 = 1000;
-/// How often a batch is tried whose trees others change: each time they got something done.
-const BATCH_ATTEMPTS: u32 = 10;
 
 /// A custom status and its version.
 pub(crate) type CustomStatus = (Option<String>, u64);
@@ -207,60 +203,7 @@ impl Inner {
         self.decode_deletion(OPERATION, Some(&row))
     }
 
-    /// In batches, each a transaction of its own. What goes wrong after the first is logged, and what was deleted
-    /// returned: the next call goes on from there, or fails if it still goes wrong.
-    pub(crate) async fn delete_instance_bulk(&self, filter: &InstanceFilter) -> Result<DeleteInstanceResult, Failure> {
-        const OPERATION: &str = "delete_instance_bulk";
-        let ids = filter_ids(OPERATION, filter)?;
-        let before = filter.completed_before.map(encode::epoch_ms);
-        let mut left = filter.limit.map_or(BULK_LIMIT, i64::from);
-        let mut batch = BULK_LIMIT;
-        let mut attempts = 1;
-        let mut deleted = DeleteInstanceResult::default();
-        loop {
-            let roots = batch.min(left);
-            let answer = match self.caller.call(OPERATION, &[&ids, &before, &roots]).await {
-                Ok(rows) => self.decode_deletion(OPERATION, rows.first()),
-                Err(error) => match error.sql_state().map_or("", SqlState::code) {
-                    NO_ROOM if roots > 1 => {
-                        batch = roots / 2;
-                        continue;
-                    }
-                    TREE_CHANGED if attempts < BATCH_ATTEMPTS => {
-                        attempts += 1;
-                        continue;
-                    }
-                    // The next call would meet the same tree.
-                    NO_ROOM => Err(Failure::permanent(OPERATION, too_large(&error))),
-                    _ => Err(error.to_failure(OPERATION)),
-                },
-            };
-            let more = match answer {
-                Ok(more) => more,
-                Err(failure) if deleted.instances_deleted == 0 => return Err(failure),
-                Err(failure) => {
-                    warn!(
-                        instances = deleted.instances_deleted,
-                        error = %failure,
-                        "a bulk deletion ended early"
-                    );
-                    return Ok(deleted);
-                }
-            };
-            attempts = 1;
-            deleted.instances_deleted += more.instances_deleted;
-            deleted.executions_deleted += more.executions_deleted;
-            deleted.events_deleted += more.events_deleted;
-            deleted.queue_messages_deleted += more.queue_messages_deleted;
-            left -= roots;
-            // A batch that is not full was the last: the function sees to it that it is not so because of others.
-            if left <= 0 || more.instances_deleted < encode::from_id(roots) {
-                return Ok(deleted);
-            }
-        }
-    }
-
-    fn decode_deletion(&self, operation: &str, row: Option<&Row>) -> Result<DeleteInstanceResult, Failure> {
+    pub(crate) fn decode_deletion(&self, operation: &str, row: Option<&Row>) -> Result<DeleteInstanceResult, Failure> {
         let Some(row) = row else {
             return Ok(DeleteInstanceResult::default());
         };
@@ -274,13 +217,6 @@ impl Inner {
         };
         decode().map_err(|error| self.decoding(operation, error))
     }
-}
-
-fn too_large(error: &CallError) -> String {
-    format!(
-        "the server's lock table has no room for an instance and all below it: raise max_locks_per_transaction. Until then \
-         `duroxide-postgres prune instances` passes it by, and says which it is: {error}"
-    )
 }
 
 /// The ids a filter names, each fit for an index.

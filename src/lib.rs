@@ -12,6 +12,7 @@ mod activity_ack;
 mod activity_fetch;
 mod admin;
 mod batch;
+mod bulk_deletion;
 mod cache;
 mod call;
 mod carried;

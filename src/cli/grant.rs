@@ -13,7 +13,7 @@ use crate::schema_name::{SchemaName, quote_identifier};
 pub(super) fn sql(schema: &str, grant: &Grant) -> Result<Outcome, Failure> {
     let statements = statements(&SchemaName::new(schema)?, grant)?;
     let json = json!({ "role": grant.role, "statements": statements });
-    Ok(Outcome::new(statements.join("\n"), json))
+    Ok(Outcome::script(statements.join("\n"), json))
 }
 
 /// What the role $1 lacks of the functions $3 and the views $4, or was granted of the views $5 nevertheless.

@@ -17,14 +17,13 @@ mod show;
 mod status;
 mod timeline;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use arguments::{Arguments, Command, SchemaCommand};
 use connection::Connection;
-use output::{Failure, Outcome, print};
+use output::{Failure, Outcome, print, say};
 
 /// Runs the command this process was started as.
 #[must_use]
@@ -83,7 +82,7 @@ async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
 }
 
 fn finish(arguments: &Arguments, outcome: &Outcome) -> ExitCode {
-    if let Err(error) = print(&outcome.rendered(arguments.json)) {
+    if let Err(error) = print(&outcome.shown(arguments.json)) {
         return fail(&error);
     }
     match &outcome.problem {
@@ -93,9 +92,6 @@ fn finish(arguments: &Arguments, outcome: &Outcome) -> ExitCode {
 }
 
 fn fail(failure: &Failure) -> ExitCode {
-    // Nothing can be done about a stderr that cannot be written to.
-    let text = failure.to_string();
-    let lines: Vec<String> = text.lines().map(output::visible).collect();
-    let _ = writeln!(io::stderr().lock(), "error: {}", lines.join("\n"));
+    say(&format!("error: {failure}"));
     ExitCode::from(failure.code)
 }

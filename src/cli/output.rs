@@ -1,6 +1,6 @@
 //! What commands say.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
 use duroxide::providers::ProviderError;
@@ -13,6 +13,8 @@ pub(super) struct Outcome {
     text: String,
     /// None if everything was printed already.
     json: Option<Value>,
+    /// Whether another program is to read the text, which must not be changed then.
+    is_script: bool,
     /// What is wrong with what was found: goes to stderr, and the command fails.
     pub(super) problem: Option<Failure>,
 }
@@ -22,7 +24,16 @@ impl Outcome {
         Self {
             text: text.into(),
             json: Some(json),
+            is_script: false,
             problem: None,
+        }
+    }
+
+    /// Text that `psql` is to read.
+    pub(super) fn script(text: impl Into<String>, json: Value) -> Self {
+        Self {
+            is_script: true,
+            ..Self::new(text, json)
         }
     }
 
@@ -36,19 +47,52 @@ impl Outcome {
         Self {
             text: String::new(),
             json: None,
+            is_script: false,
             problem: None,
         }
     }
 
-    pub(super) fn rendered(&self, json: bool) -> String {
-        let mut rendered = match &self.json {
-            Some(value) if json => format!("{value:#}"),
-            _ => self.text.clone(),
+    pub(super) fn shown(&self, json: bool) -> Shown {
+        let mut shown = match &self.json {
+            Some(value) if json => Shown::json(&format!("{value:#}")),
+            _ if self.is_script => Shown(self.text.clone()),
+            _ => Shown::text(&self.text),
         };
-        if !rendered.is_empty() && !rendered.ends_with('\n') {
-            rendered.push('\n');
+        if !shown.0.is_empty() && !shown.0.ends_with('\n') {
+            shown.0.push('\n');
         }
-        rendered
+        shown
+    }
+}
+
+/// What can go to a terminal. Names are anybody's, and so is much else: whatever the commands print comes through here.
+pub(super) struct Shown(String);
+
+impl Shown {
+    /// Lines, in which whatever else a terminal would act on is spelt out.
+    pub(super) fn text(text: &str) -> Self {
+        Self(text.split('\n').map(visible).collect::<Vec<_>>().join("\n"))
+    }
+
+    /// JSON may contain what is beyond ASCII as it is, and some of that controls terminals too.
+    pub(super) fn json(text: &str) -> Self {
+        let mut shown = String::with_capacity(text.len());
+        for c in text.chars() {
+            if c.is_control() && c != '\n' {
+                // Nothing can go wrong in a string.
+                let _ = write!(shown, "\\u{:04x}", u32::from(c));
+            } else {
+                shown.push(c);
+            }
+        }
+        Self(shown)
+    }
+
+    /// Over what was shown before, then nothing: cleared first, it would flicker.
+    pub(super) fn in_place(mut self, clear: bool) -> Self {
+        let (clear, text) = (if clear { "\x1b[2J" } else { "" }, self.0.replace('\n', "\x1b[K\n"));
+        self.0 = format!("{clear}\x1b[H{text}\x1b[J");
+        self
     }
 }
 
@@ -142,16 +186,29 @@ pub(super) fn has_state(error: &ProviderError, state: &str) -> bool {
 }
 
 /// Writes to stdout. Returns whether somebody still reads: a reader that has seen enough (`| head`) is no failure.
-pub(super) fn print(text: &str) -> Result<bool, Failure> {
+pub(super) fn print(shown: &Shown) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout.write_all(shown.0.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::new(format!("cannot write the output: {error}"))),
     }
 }
 
-/// Names are anybody's: what a terminal would act on is spelt out.
+/// Says something on stderr, on a line of its own. Further lines, which names and servers may bring along, are indented:
+/// they cannot be taken for others.
+pub(super) fn say(text: &str) {
+    // Nothing can be done about a stderr that cannot be written to.
+    let _ = writeln!(io::stderr().lock(), "{}", Shown::text(text).0.replace('\n', "\n  "));
+}
+
+/// Asks something on stderr.
+pub(super) fn ask(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = write!(stderr, "{}", Shown::text(text).0).and_then(|()| stderr.flush());
+}
+
+/// On one line: what a terminal would act on, or take for another line, is spelt out.
 pub(super) fn visible(text: &str) -> String {
     let mut visible = String::with_capacity(text.len());
     for c in text.chars() {
@@ -234,6 +291,17 @@ mod tests {
             table(&["a", "b"], &rows),
             "a                    b\na\\n\\u{1b}[2J\\u{9b}b  1\n"
         );
+    }
+
+    #[test]
+    fn json_stays_json_and_scripts_stay_as_they_are() {
+        let name = "a\n\t\u{1b}[2J\u{7f}\u{9b}ü";
+        let outcome = Outcome::new(format!("name: {name}"), Value::from(name));
+        assert_eq!(outcome.shown(false).0, "name: a\n\\t\\u{1b}[2J\\u{7f}\\u{9b}ü\n");
+        let json = outcome.shown(true).0;
+        assert_eq!(json, "\"a\\n\\t\\u001b[2J\\u007f\\u009bü\"\n");
+        assert_eq!(serde_json::from_str::<Value>(&json).expect("JSON"), Value::from(name));
+        assert_eq!(Outcome::script(name, Value::Null).shown(false).0, format!("{name}\n"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::arguments::{Prune, PruneCommand};
 use super::connection::{Connection, column};
 use super::output::{Failure, Outcome};
 use crate::call::Parameters;
-use work::{Batch, Work};
+use work::{Batch, Why, Work};
 
 pub(super) async fn run(connection: &Connection, prune: &PruneCommand) -> Result<Outcome, Failure> {
     match prune {
@@ -95,7 +95,6 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
     let delete = format!("select * from {schema}.delete_instance_bulk($1, $2, $3)");
     let mut work = Work::begin(connection, total, "instances", batch).await?;
     let mut deleted = [0; 3];
-    let mut too_large = Vec::new();
     for status in ["Completed", "Failed"] {
         let mut last = ("-infinity".to_string(), String::new());
         loop {
@@ -128,11 +127,15 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
                     Batch::NoRoom if limit > 1 => work.shrink(half()),
                     Batch::InTheWay if limit > 1 => fewer = Some(half()),
                     // Nothing smaller can be tried; others shall not stay because of it.
-                    Batch::NoRoom => too_large.extend(trees.pop_front()),
+                    Batch::NoRoom => {
+                        if let Some((root, members)) = trees.pop_front() {
+                            work.pass_by(&root, Why::TooLarge { members });
+                        }
+                    }
                     Batch::InTheWay => {
                         fewer = None;
                         if let Some((root, _)) = trees.pop_front() {
-                            work.pass_by(&root);
+                            work.pass_by(&root, Why::Locked);
                         }
                     }
                 }
@@ -143,16 +146,7 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
     let [instances, executions, events] = deleted;
     let text = format!("deleted {instances} instances, {executions} executions, {events} events");
     let json = json!({ "dry_run": false, "instances": instances, "executions": executions, "events": events });
-    let too_large = too_large.first().map(|(root, members)| {
-        format!(
-            "instance {root:?} and all below it are {members}, for which the server's lock table has no room (53200): it \
-             stays, as do {} more. Raise max_locks_per_transaction and run it again",
-            too_large.len() - 1
-        )
-    });
-    let problems: Vec<String> = too_large.into_iter().chain(work.unfinished()).collect();
-    let problem = (!problems.is_empty()).then(|| Failure::new(problems.join("\n")));
-    Ok(Outcome::new(text, json).with_problem(problem))
+    Ok(work.outcome(text, json))
 }
 
 /// The first trees, as many as have no more than `size` instances together, but always one: a tree goes as a whole.
@@ -220,13 +214,13 @@ async fn executions(
             Batch::NoRoom => {
                 return Err(work.stopped("the server is out of memory (53200): use a smaller --batch-size", 1));
             }
-            Batch::InTheWay => work.pass_by(instances[0]),
+            Batch::InTheWay => work.pass_by(instances[0], Why::Locked),
         }
     }
     work.finish();
     let text = format!("deleted {executions} executions, {events} events");
     let json = json!({ "dry_run": false, "executions": executions, "events": events });
-    Ok(Outcome::new(text, json).with_problem(work.unfinished().map(Failure::new)))
+    Ok(work.outcome(text, json))
 }
 
 async fn candidates(

@@ -1,6 +1,6 @@
 //! `schema`: deploying, verifying, dropping.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::arguments::SchemaCommand;
 use super::connection::{Connection, column};
-use super::output::{Failure, Outcome};
+use super::output::{Failure, Outcome, ask, say, visible};
 use crate::deploy::{self, Applied, Deployment, RELEASE, Standing};
 use crate::schema_name::SchemaName;
 
@@ -16,7 +16,7 @@ pub(super) fn sql(schema: &str, from: i32) -> Result<Outcome, Failure> {
     let schema = SchemaName::new(schema)?;
     let sql = deploy::script(&schema, from)?;
     let json = json!({ "schema": schema.as_str(), "release": RELEASE, "from": from, "sql": sql });
-    Ok(Outcome::new(sql, json))
+    Ok(Outcome::script(sql, json))
 }
 
 pub(super) async fn run(connection: &Connection, command: &SchemaCommand) -> Result<Outcome, Failure> {
@@ -61,10 +61,7 @@ async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
 /// Says on stderr what is waited for.
 fn tell(progress: &ProgressBar) -> impl Fn(&str) + Sync + '_ {
     |what| {
-        progress.suspend(|| {
-            // Nothing can be done about a stderr that cannot be written to.
-            let _ = writeln!(io::stderr().lock(), "{what}");
-        });
+        progress.suspend(|| say(what));
     }
 }
 
@@ -92,11 +89,11 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
         ("changed", &drift.changed_names()),
     ] {
         for name in names {
-            text.push_str(&format!("  {what}: {name}\n"));
+            text.push_str(&format!("  {what}: {}\n", visible(name)));
         }
     }
     for problem in &grants {
-        text.push_str(&format!("  grants: {problem}\n"));
+        text.push_str(&format!("  grants: {}\n", visible(problem)));
     }
     let views_compared = drift.views_compared();
     if !views_compared {
@@ -226,16 +223,13 @@ async fn confirm(connection: &Connection) -> Result<(), Failure> {
         // What was damaged has to go, too.
         Err(error) => format!("an unknown number of instances ({error})"),
     };
-    let mut stderr = io::stderr().lock();
-    let _ = write!(
-        stderr,
+    ask(&format!(
         "This drops schema {name:?} with {counted}.\nType the schema's name to go on: "
-    );
-    let _ = stderr.flush();
+    ));
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
     if !io::stdin().is_terminal() {
-        let _ = writeln!(stderr);
+        say("");
     }
     if read.is_ok() && answer.trim() == name {
         return Ok(());

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::arguments::Watch;
 use super::connection::{Connection, column};
-use super::output::{Failure, Outcome, duration, print, table};
+use super::output::{Failure, Outcome, Shown, duration, print, table};
 
 /// How much of what can be long is shown.
 const LONGEST_LIST: i64 = 10;
@@ -25,23 +25,17 @@ pub(super) async fn watch(connection: &Connection, watch: &Watch, json: bool) ->
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut left = watch.times;
     let on_terminal = io::stdout().is_terminal();
-    let mut clear = "\x1b[2J";
+    let mut is_first = true;
     while left != Some(0) {
         interval.tick().await;
         let status = Status::read(connection).await?;
-        let shown = if json {
-            print(&format!("{}\n", status.json))?
-        } else {
-            let text = status.text(connection.schema.as_str());
-            if on_terminal {
-                // Over the one before, then nothing: cleared first, it would flicker.
-                let text = text.replace('\n', "\x1b[K\n");
-                print(&format!("{}\x1b[H{text}\x1b[J", std::mem::take(&mut clear)))?
-            } else {
-                print(&format!("{text}\n"))?
-            }
+        let text = || status.text(connection.schema.as_str());
+        let shown = match (json, on_terminal) {
+            (true, _) => Shown::json(&format!("{}\n", status.json)),
+            (false, true) => Shown::text(&text()).in_place(std::mem::take(&mut is_first)),
+            (false, false) => Shown::text(&format!("{}\n", text())),
         };
-        if !shown {
+        if !print(&shown)? {
             break;
         }
         left = left.map(|left| left - 1);

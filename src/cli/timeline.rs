@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use duroxide::Event;
 use serde_json::Value;
 
-use super::output::{Failure, duration};
+use super::output::{Failure, duration, visible};
 
 /// The longest payload shown.
 const LONGEST_PAYLOAD: usize = 80;
@@ -33,7 +33,7 @@ pub(super) fn text(history: &[Event]) -> Result<String, Failure> {
         let mut line = format!("{:>4}  +{:<10}  {kind}", event.event_id, since(event, start));
         for name in ["name", "version", "instance"] {
             if let Some(name) = json[name].as_str() {
-                line.push_str(&format!(" {name}"));
+                line.push_str(&format!(" {}", visible(name)));
             }
         }
         if let Some(source) = event.source_event_id {

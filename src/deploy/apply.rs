@@ -327,7 +327,8 @@ async fn refuse_foreign_objects(client: &Transaction<'_>, schema: &SchemaName) -
     }
 }
 
-/// Whether PUBLIC has something of what `permissions.sql` takes away, functions aside: those are in the description.
+/// Whether PUBLIC has something of what `permissions.sql` takes away, functions aside: those are in the description. CREATE
+/// on a schema that belongs to somebody else is not: a deployment cannot take it away.
 async fn is_open_to_public(client: &Transaction<'_>, schema: &SchemaName) -> Result<bool, Error> {
     let ours: Vec<&str> = drift::names(EXPECTED, "table")
         .chain(drift::names(EXPECTED, "view"))
@@ -335,16 +336,29 @@ async fn is_open_to_public(client: &Transaction<'_>, schema: &SchemaName) -> Res
         .collect();
     client
         .query_typed_one(
-            "select exists (select from pg_class as c \
-                             cross join lateral aclexplode(c.relacl) as a \
-                             where c.relnamespace = $1::text::regnamespace and a.grantee = 0 \
-                               and (c.relname = any ($2) \
-                                    or c.relkind = 'S' and exists ( \
-                                       select from pg_depend as d join pg_class as t on t.oid = d.refobjid \
-                                        where d.objid = c.oid and d.deptype in ('a', 'i') and t.relname = any ($2))))",
+            OPEN_TO_PUBLIC,
             &[(&schema.quoted(), Type::TEXT), (&ours, Type::TEXT_ARRAY)],
         )
         .await
         .and_then(|row| row.try_get(0))
         .map_err(database)
 }
+
+const OPEN_TO_PUBLIC: &str = "\
+    with relation as ( \
+        select c.oid, c.relacl from pg_class as c \
+         where c.relnamespace = $1::text::regnamespace \
+           and (c.relname = any ($2) \
+                or c.relkind = 'S' and exists ( \
+                   select from pg_depend as d join pg_class as t on t.oid = d.refobjid \
+                    where d.objid = c.oid and d.deptype in ('a', 'i') and t.relname = any ($2))) \
+    ), privilege as ( \
+        select a.grantee from relation as r cross join lateral aclexplode(r.relacl) as a \
+        union all \
+        select a.grantee from relation as r \
+          join pg_attribute as t on t.attrelid = r.oid cross join lateral aclexplode(t.attacl) as a \
+        union all \
+        select a.grantee from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a \
+         where n.oid = $1::text::regnamespace and a.privilege_type = 'CREATE' and pg_has_role(n.nspowner, 'usage') \
+    ) \
+    select exists (select from privilege as p where p.grantee = 0)";

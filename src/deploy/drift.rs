@@ -74,11 +74,15 @@ impl Drift {
             })
     }
 
-    /// Whether a view has to be created, or created anew. A column that is missing in it is one reason.
+    /// Whether a view has to be created, or created anew.
     pub(super) fn concerns_view(&self, view: &str) -> bool {
-        self.views_unknown
-            || self.names().any(|name| of_view(name) == Some(view))
-            || self.extra.iter().any(|name| of_view(name) == Some(view))
+        self.views_unknown || self.differs_in_view(view)
+    }
+
+    /// Whether a view of ours is missing or changed. A column that is missing in it is one reason.
+    pub(crate) fn differs_in_view(&self, view: &str) -> bool {
+        let extra = self.extra.iter().map(String::as_str);
+        self.names().chain(extra).any(|name| of_view(name) == Some(view))
     }
 
     pub(super) fn concerns_triggers(&self) -> bool {

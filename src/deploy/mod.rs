@@ -35,7 +35,7 @@ use crate::schema_name::SchemaName;
 pub(crate) use apply::apply;
 #[cfg(feature = "cli")]
 pub(crate) use apply::{Applied, apply_and_tell};
-use drift::Drift;
+pub(crate) use drift::Drift;
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use removal::remove;

@@ -181,7 +181,7 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
     Ok(problems)
 }
 
-/// Who may do what only owners may: with tables and views, their columns, and the schema. Who may create there decides what
+/// Who may do what only owners may: with tables and views, their columns and sequences, and the schema. Who may create there decides what
 /// the functions, which run as their owner, find there. Functions that only run as part of others run as who calls them,
 /// and lend nobody anything; PUBLIC's are in the description.
 const EXCESSIVE: &str = "\
@@ -194,6 +194,13 @@ const EXCESSIVE: &str = "\
                format('%s.%I', $1::text::regnamespace, c.relname) as qualified, c.relname = any ($3::text[]) as is_view \
           from pg_class as c \
          where c.relnamespace = $1::text::regnamespace and c.relname = any ($2::text[] || $3::text[]) \
+        union all \
+        select s.oid, s.relacl, s.relowner, format('sequence %I', s.relname), \
+               format('sequence %s.%I', $1::text::regnamespace, s.relname), false \
+          from pg_class as c \
+          join pg_depend as d on d.refobjid = c.oid and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i') \
+          join pg_class as s on s.oid = d.objid and d.classid = 'pg_class'::regclass and s.relkind = 'S' \
+         where c.relnamespace = $1::text::regnamespace and c.relname = any ($2::text[]) \
     ), privilege as ( \
         select a.grantee, a.privilege_type as privilege, r.name, r.qualified as place \
           from relation as r cross join lateral aclexplode(r.relacl) as a \
@@ -218,7 +225,8 @@ const EXCESSIVE: &str = "\
      group by p.name, p.place, r.rolname \
      order by 1";
 
-/// What does not belong to whom the rest belongs to: functions run as their owner.
+/// What does not belong to whom the rest belongs to: functions run as their owner. Not whom the schema belongs to: that can
+/// be a DBA, or a cloud's own role, who only lets another one create in it.
 const OWNERS: &str = "\
     with object as ( \
         select c.relowner as owner, case when c.relkind = 'v' then 'view' else 'table' end as kind, \

@@ -1,5 +1,6 @@
 //! `doctor`: silent on a healthy server, and finds each fault that is planted there, with what cures it.
 
+mod backlog;
 mod roles;
 mod schema;
 mod server;

@@ -25,4 +25,5 @@ mod secure;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/support.rs"]
 mod support;
+mod terminal;
 mod usage;

@@ -347,32 +347,3 @@ async fn of_many_executions_the_latest_are_shown() {
     let text = cli(&schema, &["show", "long"]).ok().out;
     assert!(text.contains("\n50 ") && text.contains("and 30 earlier\n"), "{text}");
 }
-
-/// Ids and names are anybody's; what a terminal would act on is not printed.
-#[tokio::test]
-async fn names_cannot_act_on_the_terminal() {
-    let schema = TestSchema::new();
-    let provider = schema.provider().await;
-    let id = "two words\n\u{1b}[2J";
-    for instance in ["a b", id] {
-        crate::fixtures::create(&*provider, instance).await;
-    }
-    for arguments in [
-        &["instances"][..],
-        &["instances", "--limit", "1"],
-        &["show", id],
-        &["status"],
-    ] {
-        let text = cli(&schema, arguments).ok().out;
-        assert!(!text.contains('\u{1b}'), "{text}");
-    }
-    let text = cli(&schema, &["instances", "--limit", "1"]).ok().out;
-    assert!(
-        text.contains("two words\\n\\u{1b}[2J  ") && text.contains("what --json calls \"next\""),
-        "{text}"
-    );
-    cli(&schema, &["delete", "--force", id]).ok();
-    crate::fixtures::create(&*provider, "c d").await;
-    let text = cli(&schema, &["instances", "--limit", "1"]).ok().out;
-    assert!(text.contains("There are more: --after='c d'\n"), "{text}");
-}

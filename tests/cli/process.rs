@@ -1,6 +1,6 @@
 //! Running the command and looking at what it said.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -59,6 +59,21 @@ pub fn signal(child: &Child, signal: &str) {
 pub async fn finish(child: Child) -> Finished {
     let output = tokio::task::spawn_blocking(move || child.wait_with_output()).await;
     Finished::from(output.expect("task").expect("wait"))
+}
+
+/// Waits until a line on stderr contains something. What follows is still to be read.
+pub async fn says(mut child: Child, what: &'static str) -> Child {
+    let task = tokio::task::spawn_blocking(move || {
+        let stderr = child.stderr.as_mut().expect("stderr");
+        let (mut said, mut byte) = (Vec::new(), [0]);
+        while !String::from_utf8_lossy(&said).contains(what) || !said.ends_with(b"\n") {
+            let read = stderr.read(&mut byte).expect("stderr");
+            assert_eq!(read, 1, "it ended without that: {}", String::from_utf8_lossy(&said));
+            said.push(byte[0]);
+        }
+        child
+    });
+    task.await.expect("it says so")
 }
 
 pub fn command(url: &str, arguments: &[&str]) -> Command {

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::database::Database;
 use crate::fixtures::{Ack, LOCK, ack, create, ending, start, started, turn};
-use crate::process::{cli, command, finish, signal};
+use crate::process::{cli, command, finish, says, signal};
 use crate::support::{TestSchema, connect};
 
 /// Instances that ended two days ago, without the ceremony of running them.
@@ -97,7 +97,7 @@ async fn instances_that_ended_long_ago_go_and_no_others() {
     .json();
     assert_eq!(
         pruned,
-        json!({ "dry_run": false, "instances": 24, "executions": 24, "events": 72 })
+        json!({ "dry_run": false, "instances": 24, "executions": 24, "events": 72, "passed_by": { "count": 0, "instances": [] } })
     );
     let left = cli(&schema, &["instances", "--json"]).ok().json();
     assert_eq!(left["instances"].as_array().map(Vec::len), Some(3), "{left}");
@@ -148,7 +148,7 @@ async fn old_executions_go_and_the_latest_stay() {
     );
     assert_eq!(
         aged.ok().json(),
-        json!({ "dry_run": false, "executions": 50, "events": 50 })
+        json!({ "dry_run": false, "executions": 50, "events": 50, "passed_by": { "count": 0, "instances": [] } })
     );
     let kept = cli(
         &schema,
@@ -309,20 +309,46 @@ async fn what_is_locked_is_passed_by_and_named() {
     let schema = TestSchema::new();
     let _provider = schema.provider().await;
     ended(&schema, 2).await;
+    let client = schema.client().await;
+    client
+        .batch_execute(
+            "update instances set current_execution_id = 2; \
+             insert into executions (instance_id, execution_id, status, started_at, completed_at) \
+             select e.instance_id, 2, e.status, e.started_at, e.completed_at from executions as e",
+        )
+        .await
+        .expect("a second execution each");
     let holder = schema.client().await;
     holder
-        .batch_execute("begin; select from mailboxes where instance_id = 'old-1' for update")
+        .batch_execute(
+            "begin; select from mailboxes where instance_id = 'old-1' for update; \
+             select from executions where instance_id = 'old-1' for update",
+        )
         .await
         .expect("locked");
+    let says = ["somebody had locks on instance \"old-1\": ", "Run it again later"];
+    let passed_by = json!({ "count": 1, "instances": [{ "instance": "old-1", "reason": "locked" }] });
+    let arguments = ["prune", "executions", "--keep-last", "1", "--json"];
+    assert_eq!(
+        cli(&schema, &arguments).fails(1, &says).json(),
+        json!({ "dry_run": false, "executions": 1, "events": 3, "passed_by": passed_by })
+    );
     let arguments = ["prune", "instances", "--older-than", "1d"];
-    let pruned =
-        cli(&schema, &arguments).fails(1, &["somebody had locks on instance \"old-1\": ", "Run it again later"]);
-    assert_eq!(pruned.out, "deleted 1 instances, 1 executions, 3 events\n");
+    let pruned = cli(&schema, &arguments).fails(1, &says);
+    assert_eq!(
+        pruned.out,
+        "deleted 1 instances, 1 executions, 0 events; 1 instances passed by\n"
+    );
+    let pruned = cli(&schema, &[&arguments[..], &["--json"]].concat()).fails(1, &says);
+    assert_eq!(
+        pruned.json(),
+        json!({ "dry_run": false, "instances": 0, "executions": 0, "events": 0, "passed_by": passed_by })
+    );
     assert_eq!(count(&schema, "instances where instance_id = 'old-1'").await, 1);
     holder.batch_execute("commit").await.expect("commit");
     assert_eq!(
         cli(&schema, &arguments).ok().out,
-        "deleted 1 instances, 1 executions, 3 events\n"
+        "deleted 1 instances, 2 executions, 3 events\n"
     );
 }
 
@@ -345,14 +371,14 @@ async fn a_prune_that_waits_can_be_stopped() {
     let observer = schema.client().await;
     let arguments = ["--schema", &schema.name, "prune", "instances", "--older-than", "1d"];
     for signals in [&["-TERM"][..], &["-INT", "-TERM"]] {
-        let child = command(&schema.url, &arguments).spawn().expect("start");
+        let mut child = command(&schema.url, &arguments).spawn().expect("start");
         crate::locks::waiter(&observer, pid).await;
-        for (number, name) in signals.iter().enumerate() {
-            if number > 0 {
-                // Signals that are pending together are one: the first has to be taken before.
-                tokio::time::sleep(Duration::from_millis(300)).await;
-            }
+        for name in signals {
             signal(&child, name);
+            // Signals that are pending together are one: it has to be taken before the next.
+            if name != signals.last().expect("a signal") {
+                child = says(child, "interrupted: ").await;
+            }
         }
         let said = finish(child).await.fails(130, &[]).err;
         // At once: nothing is said, for nothing is known about the batch under way.

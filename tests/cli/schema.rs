@@ -104,6 +104,83 @@ async fn verify_names_each_difference_and_apply_puts_functions_right() {
     cli(&schema, &["schema", "verify"]).ok();
 }
 
+/// Each alone: what is said about it, and that a deployment takes it away, then finds nothing to do.
+#[tokio::test]
+async fn what_public_may_is_found_and_taken_away() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let client = schema.client().await;
+    let name = &schema.name;
+    for (grant, says) in [
+        (
+            format!("create on schema {name}"),
+            "PUBLIC has CREATE on the schema: revoke CREATE",
+        ),
+        ("insert on history".to_string(), "PUBLIC has INSERT on table history"),
+        (
+            "select on schema_history".to_string(),
+            "PUBLIC has SELECT on table schema_history",
+        ),
+        (
+            "update (value) on kv_store".to_string(),
+            "PUBLIC has UPDATE (value) on table kv_store",
+        ),
+        (
+            "select (status) on instance_status".to_string(),
+            "PUBLIC has SELECT (status) on view instance_status",
+        ),
+        (
+            "update on sequence worker_queue_id_seq".to_string(),
+            "PUBLIC has UPDATE on sequence worker_queue_id_seq: revoke UPDATE on sequence ",
+        ),
+        // One that only runs as part of others, and one that somebody calls.
+        ("execute on function erase_instances".to_string(), "erase_instances"),
+        (
+            "execute on function read_with_execution".to_string(),
+            "read_with_execution",
+        ),
+    ] {
+        client
+            .batch_execute(&format!("grant {grant} to public"))
+            .await
+            .expect(&grant);
+        let report = cli(&schema, &["schema", "verify", "--json"])
+            .fails(1, &["schema apply"])
+            .json();
+        let found = format!("{} {}", report["grants"], report["changed"]);
+        assert!(found.contains(says), "{grant}: {report:#}");
+        let apply = || cli(&schema, &["schema", "apply", "--json"]).ok().json()["applied"].clone();
+        assert_eq!(apply(), true, "{grant}");
+        cli(&schema, &["schema", "verify"]).ok();
+        assert_eq!(apply(), false, "{grant}");
+    }
+}
+
+/// It is said, with what its owner has to do; no deployment by another role tries again and again.
+#[tokio::test]
+async fn a_schema_of_somebody_else_is_theirs_to_close() {
+    let schema = TestSchema::new();
+    let (client, name) = (connect(&schema.url).await, &schema.name);
+    client
+        .batch_execute(&format!(
+            "create role {name} login password '{name}'; create schema {name}; grant create on schema {name} to public; \
+             grant usage, create on schema {name} to {name}"
+        ))
+        .await
+        .expect("a schema");
+    let url = format!(
+        "{} user={name} password={name}",
+        crate::process::key_values(&schema.url)
+    );
+    let run = |arguments: &[&str]| crate::process::run_on(&url, &[&["--schema", name], arguments].concat());
+    for applied in [true, false] {
+        assert_eq!(run(&["schema", "apply", "--json"]).ok().json()["applied"], applied);
+        let report = run(&["schema", "verify", "--json"]).fails(1, &[]).json();
+        let revoke = format!("PUBLIC has CREATE on the schema: revoke CREATE on schema {name} from public;");
+        assert_eq!(report["grants"], json!([revoke]));
+    }
+}
+
 #[tokio::test]
 async fn a_later_release_is_left_alone() {
     let schema = TestSchema::new();

@@ -28,12 +28,12 @@ use crate::support::TestSchema;
 pub const FETCH_TURNS: &str = ".fetch_orchestration_item(";
 pub const FETCH_ACTIVITIES: &str = ".fetch_work_item(";
 // The function for one turn and the one for many.
-const TURN_ACKS: &str = ".ack_orchestration_item";
+pub const TURN_ACKS: &str = ".ack_orchestration_item";
 const ACTIVITY_ACKS: &str = ".ack_work_item(";
-const MESSAGES: &str = ".enqueue_for_orchestrator(";
+pub const MESSAGES: &str = ".enqueue_for_orchestrator(";
 const ACTIVITIES: &str = ".enqueue_for_worker(";
 /// One call that goes alone and fifteen that share the next one.
-const CALLERS: usize = 16;
+pub const CALLERS: usize = 16;
 /// Where the turns of these tests send a message, so that a second commit would show.
 const SINK: &str = "sink";
 
@@ -93,7 +93,7 @@ impl World {
     }
 
     /// Claims the first turns of new instances.
-    async fn turns(&self, instances: &[String]) -> Vec<Turn> {
+    pub async fn turns(&self, instances: &[String]) -> Vec<Turn> {
         for instance in instances {
             let sent = self.provider.enqueue_for_orchestrator(start(instance), None).await;
             sent.expect("enqueue");
@@ -130,17 +130,17 @@ impl World {
 
 /// Something that is leased: a turn or an activity.
 #[derive(Clone)]
-struct Turn {
-    instance: String,
+pub struct Turn {
+    pub instance: String,
     token: String,
 }
 
-fn instances(count: usize) -> Vec<String> {
+pub fn instances(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("i{number}")).collect()
 }
 
 /// Acks the first turn of an instance: an event, and a message to the sink.
-async fn ack_first(provider: Arc<PostgresProvider>, turn: Turn) -> Result<(), ProviderError> {
+pub async fn ack_first(provider: Arc<PostgresProvider>, turn: Turn) -> Result<(), ProviderError> {
     let first = Ack {
         events: vec![started(&turn.instance)],
         messages: vec![raised(SINK, &turn.instance)],
@@ -185,7 +185,7 @@ where
     answers
 }
 
-async fn together<T: Send + 'static>(
+pub async fn together<T: Send + 'static>(
     world: &World,
     function: &str,
     calls: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>,

@@ -10,6 +10,8 @@ mod metrics;
 mod payloads;
 #[cfg(feature = "metrics")]
 mod recorder;
+#[cfg(feature = "metrics")]
+mod retries;
 mod shared;
 mod spans;
 

@@ -1,6 +1,7 @@
 //! What applications get for their own tests. Ours use it too, each for its schema.
 
 mod environment;
+mod readme;
 
 use std::time::Duration;
 
@@ -25,6 +26,13 @@ async fn exists(url: &str, name: &str) -> bool {
                         exists (select from pg_roles where rolname = $1)";
     let row = connect(url).await.query_one(there, &[&name]).await;
     row.expect("catalog").get(0)
+}
+
+/// It was compiled, and is run, as a user would.
+#[test]
+fn the_readme_shows_what_is_tested_here() {
+    let readme = include_str!("../../README.md");
+    assert!(readme.contains(include_str!("test_support/readme.rs")));
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::arguments::Doctor;
 use super::connection::Connection;
-use super::output::{Failure, Outcome};
+use super::output::{Failure, Outcome, visible};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Severity {
@@ -69,9 +69,9 @@ pub(super) async fn run(connection: &Connection, wanted: &Doctor) -> Result<Outc
             message,
             fixes,
         } = finding;
-        text.push_str(&format!("{}: {check}: {message}\n", severity.name()));
+        text.push_str(&format!("{}: {check}: {}\n", severity.name(), visible(message)));
         for fix in fixes {
-            text.push_str(&format!("    fix: {fix}\n"));
+            text.push_str(&format!("    fix: {}\n", visible(fix)));
         }
         list.push(json!({ "severity": severity.name(), "check": check, "message": message, "fixes": fixes }));
     }

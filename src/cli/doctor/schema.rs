@@ -4,8 +4,10 @@ use super::super::connection::{Connection, column};
 use super::super::output::{Failure, duration};
 use super::super::shell::quoted;
 use super::{Finding, Severity};
-use crate::deploy::{self, RELEASE, Repair, Standing};
+use crate::deploy::{self, Drift, RELEASE, Repair, Standing};
 
+/// The view that says whether work waits.
+const QUEUES: &str = "queue_health";
 /// Below this many, dead rows do not matter.
 const FEW_DEAD_ROWS: i64 = 10_000;
 /// Work that waits longer than this has nobody who takes it.
@@ -39,6 +41,8 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
         found.release
     );
     let mut findings = Vec::new();
+    // Whether the view is the one that this release knows.
+    let mut knows_queues = true;
     match deploy::standing(&found, &connection.schema) {
         Err(error) => {
             return Ok(vec![Finding::new(Severity::Error, "schema", error.to_string(), newer)]);
@@ -58,15 +62,15 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
             );
             findings.push(Finding::new(Severity::Error, "schema", message, apply));
         }
-        Ok(Standing::Current) => findings.extend(drift(connection).await?),
+        Ok(Standing::Current) => {
+            let drift = find_drift(connection).await?;
+            knows_queues = !drift.differs_in_view(QUEUES);
+            findings.extend(differences(connection, &drift).await?);
+        }
     }
     findings.extend(privileges(connection).await?);
     findings.extend(dead_rows(connection).await?);
-    // As long as the view is the one that this release knows.
-    if !findings
-        .iter()
-        .any(|finding| finding.message.contains("view queue_health"))
-    {
+    if knows_queues {
         findings.extend(backlog(connection).await?);
     }
     Ok(findings)
@@ -83,10 +87,13 @@ async fn shut_out(connection: &Connection) -> Result<Option<String>, Failure> {
     rows.first().map(|row| column(row, "role")).transpose()
 }
 
-async fn drift(connection: &Connection) -> Result<Vec<Finding>, Failure> {
+async fn find_drift(connection: &Connection) -> Result<Drift, Failure> {
     let mut client = connection.client().await?;
-    let drift = deploy::find_drift(&mut client, &connection.schema).await?;
-    let findings = deploy::repairs(&drift, &connection.schema).into_iter().map(|repair| {
+    Ok(deploy::find_drift(&mut client, &connection.schema).await?)
+}
+
+async fn differences(connection: &Connection, drift: &Drift) -> Result<Vec<Finding>, Failure> {
+    let findings = deploy::repairs(drift, &connection.schema).into_iter().map(|repair| {
         let Repair {
             message,
             command,
@@ -98,7 +105,6 @@ async fn drift(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         Finding::new(severity, if is_index { "indexes" } else { "schema" }, message, command)
     });
     let mut findings: Vec<Finding> = findings.collect();
-    drop(client);
     let sql = "select quote_ident(current_user) as role, quote_ident(current_database()) as database \
                 where not has_database_privilege(current_database(), 'temporary')";
     for row in &connection.query(sql, &[]).await? {
@@ -160,7 +166,7 @@ async fn dead_rows(connection: &Connection) -> Result<Vec<Finding>, Failure> {
 async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let command = connection.command();
     let visible = "select has_table_privilege(to_regclass($1), 'select') as visible, current_user::text as role";
-    let view = format!("{}.queue_health", connection.schema.quoted());
+    let view = format!("{}.{QUEUES}", connection.schema.quoted());
     let rows = connection.query(visible, &[&view]).await?;
     let Some(row) = rows.first() else {
         return Ok(Vec::new());

@@ -1,12 +1,13 @@
 //! Deleting batch by batch: the transaction of each, progress, and what gets in the way.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::ClientWrapper;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_postgres::Row;
@@ -14,7 +15,7 @@ use tokio_postgres::Row;
 use crate::call::Parameters;
 use crate::cli::arguments::Prune;
 use crate::cli::connection::{Connection, query_unnamed};
-use crate::cli::output::Failure;
+use crate::cli::output::{Failure, Outcome, say};
 use crate::deploy;
 use crate::error::{NO_ROOM, TREE_CHANGED};
 
@@ -31,6 +32,8 @@ const ATTEMPTS: u32 = 10;
 /// Of a batch that can be divided: the rest of it need not wait.
 const FEW_ATTEMPTS: u32 = 2;
 const PAUSE: Duration = Duration::from_millis(200);
+/// Of more instances that were passed by, the rest is only counted.
+const MOST_LISTED: usize = 100;
 /// The exit code of what was interrupted, by custom.
 const INTERRUPTED: u8 = 130;
 
@@ -44,8 +47,21 @@ pub(super) struct Work {
     done: i64,
     interrupted: Arc<AtomicBool>,
     signals: tokio::task::JoinHandle<()>,
-    /// Those that stay because of somebody else's locks.
-    passed_by: Vec<String>,
+    passed_by: Vec<PassedBy>,
+}
+
+/// An instance that stays, and why.
+struct PassedBy {
+    instance: String,
+    why: Why,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Somebody has locks on it.
+    Locked,
+    /// The lock table has no room for it and all below it.
+    TooLarge { members: i64 },
 }
 
 /// What became of a batch. Unless it is done, nothing was.
@@ -74,10 +90,10 @@ impl Work {
         let mut work = Self {
             client,
             size: 0,
+            signals: listen(interrupted.clone(), progress.clone())?,
             progress,
             what,
             done: 0,
-            signals: listen(interrupted.clone())?,
             interrupted,
             passed_by: Vec::new(),
         };
@@ -100,34 +116,64 @@ impl Work {
         ));
     }
 
-    /// This one stays: somebody has locks on it.
-    pub(super) fn pass_by(&mut self, instance: &str) {
-        self.say(&format!("somebody has locks on instance {instance:?}: it is passed by"));
-        self.passed_by.push(instance.to_string());
+    /// This one stays.
+    pub(super) fn pass_by(&mut self, instance: &str, why: Why) {
+        if why == Why::Locked {
+            self.say(&format!("somebody has locks on instance {instance:?}: it is passed by"));
+        }
+        self.passed_by.push(PassedBy {
+            instance: instance.to_string(),
+            why,
+        });
     }
 
     pub(super) fn was_passed_by(&self, instance: &str) -> bool {
-        self.passed_by.iter().any(|passed| passed == instance)
+        self.passed_by.iter().any(|passed| passed.instance == instance)
+    }
+
+    /// What was done, in words and as JSON, with what was passed by.
+    pub(super) fn outcome(&self, mut text: String, mut json: Value) -> Outcome {
+        json["passed_by"] = listed(&self.passed_by);
+        let count = self.passed_by.len();
+        if count > 0 {
+            text.push_str(&format!("; {count} instances passed by"));
+        }
+        Outcome::new(text, json).with_problem(self.problem().map(Failure::new))
     }
 
     /// What those that were passed by mean to the one who asked.
-    pub(super) fn unfinished(&self) -> Option<String> {
-        let first = self.passed_by.first()?;
-        let more = match self.passed_by.len() {
+    fn problem(&self) -> Option<String> {
+        let is_locked = |passed: &&PassedBy| passed.why == Why::Locked;
+        let and_more = |count: usize| match count {
             1 => String::new(),
             count => format!(", and {} more", count - 1),
         };
-        Some(format!(
-            "somebody had locks on instance {first:?}{more}: what was to go of them stays. Run it again later; doctor shows \
-             transactions that stay open"
-        ))
+        let mut problems = Vec::new();
+        let large = self.passed_by.iter().find_map(|passed| match passed.why {
+            Why::TooLarge { members } => Some((&passed.instance, members)),
+            Why::Locked => None,
+        });
+        let locked = self.passed_by.iter().filter(is_locked).count();
+        if let Some((root, members)) = large {
+            problems.push(format!(
+                "instance {root:?} and all below it are {members}, for which the server's lock table has no room (53200): it \
+                 stays{}. Raise max_locks_per_transaction and run it again",
+                and_more(self.passed_by.len() - locked)
+            ));
+        }
+        if let Some(first) = self.passed_by.iter().find(is_locked) {
+            problems.push(format!(
+                "somebody had locks on instance {:?}{}: what was to go of them stays. Run it again later; doctor shows \
+                 transactions that stay open",
+                first.instance,
+                and_more(locked)
+            ));
+        }
+        (!problems.is_empty()).then(|| problems.join("\n"))
     }
 
     fn say(&self, text: &str) {
-        // Nothing can be done about a stderr that cannot be written to.
-        self.progress.suspend(|| {
-            let _ = writeln!(io::stderr().lock(), "{text}");
-        });
+        self.progress.suspend(|| say(text));
     }
 
     /// What the next batches are.
@@ -180,10 +226,11 @@ impl Work {
 
     /// How often somebody's locks are waited for. Who had some once has others.
     fn patience(&self, divisible: bool) -> u32 {
-        match (self.passed_by.is_empty(), divisible) {
-            (true, true) => FEW_ATTEMPTS,
-            (true, false) => ATTEMPTS / 2,
-            (false, _) => 1,
+        let was_locked = self.passed_by.iter().any(|passed| passed.why == Why::Locked);
+        match (was_locked, divisible) {
+            (false, true) => FEW_ATTEMPTS,
+            (false, false) => ATTEMPTS / 2,
+            (true, _) => 1,
         }
     }
 
@@ -215,12 +262,21 @@ impl Work {
     }
 }
 
+fn listed(passed_by: &[PassedBy]) -> Value {
+    let first = passed_by.iter().take(MOST_LISTED).map(|passed| match passed.why {
+        Why::Locked => json!({ "instance": passed.instance, "reason": "locked" }),
+        Why::TooLarge { members } => json!({ "instance": passed.instance, "reason": "too_large", "members": members }),
+    });
+    json!({ "count": passed_by.len(), "instances": first.collect::<Vec<_>>() })
+}
+
 /// From now on a signal does not end the process: the batch under way is finished first. The second one does.
-fn listen(interrupted: Arc<AtomicBool>) -> Result<tokio::task::JoinHandle<()>, Failure> {
+fn listen(interrupted: Arc<AtomicBool>, progress: ProgressBar) -> Result<tokio::task::JoinHandle<()>, Failure> {
     let mut signals = Signals::new().map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;
     Ok(tokio::spawn(async move {
         signals.next().await;
         interrupted.store(true, Ordering::Relaxed);
+        progress.suspend(|| say("interrupted: ending the batch under way first. Once more ends it at once"));
         signals.next().await;
         // The server undoes the batch under way.
         std::process::exit(INTERRUPTED.into());
@@ -260,5 +316,31 @@ impl Signals {
     #[cfg(not(unix))]
     async fn next(&mut self) {
         let _ = tokio::signal::ctrl_c().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_are_counted_and_the_first_are_listed() {
+        let passed_by = |n: usize| PassedBy {
+            instance: n.to_string(),
+            why: if n == 0 {
+                Why::TooLarge { members: 7 }
+            } else {
+                Why::Locked
+            },
+        };
+        let json = listed(&(0..MOST_LISTED + 5).map(passed_by).collect::<Vec<_>>());
+        assert_eq!(json["count"], MOST_LISTED + 5);
+        let instances = json["instances"].as_array().expect("a list");
+        assert_eq!(instances.len(), MOST_LISTED);
+        assert_eq!(
+            instances[0],
+            json!({ "instance": "0", "reason": "too_large", "members": 7 })
+        );
+        assert_eq!(instances[1], json!({ "instance": "1", "reason": "locked" }));
     }
 }

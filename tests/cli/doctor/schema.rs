@@ -347,58 +347,6 @@ async fn other_releases_are_found() {
 }
 
 #[tokio::test]
-async fn work_that_nobody_takes_is_found() {
-    let patient = Patient::new().await;
-    patient
-        .execute(
-            "insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item) \
-             select 'i', 1, a, clock_timestamp() - interval '2 hours', '#nobody', '', '{}' from generate_series(1, 7) as a",
-        )
-        .await;
-    patient.finds(
-        &[],
-        &Fault {
-            severity: "warning",
-            check: "backlog",
-            says: &[
-                "7 items of the worker queue are ready, the oldest for 2 h 00 m",
-                "none that can take them",
-            ],
-            fix: "duroxide-postgres --schema duroxide status",
-        },
-    );
-    patient.execute("delete from worker_queue").await;
-    patient.silent(&[]);
-    // It is waiting for its instance, which nobody starts.
-    patient
-        .execute(
-            "insert into orchestrator_queue (instance_id, kind, visible_at, work_item) \
-             values ('i', 'x', clock_timestamp() - interval '2 hours', '{}')",
-        )
-        .await;
-    let query = "select q.instance_id, count(*) from \"duroxide\".orchestrator_queue as q where not exists \
-                 (select from \"duroxide\".instances as i where i.instance_id = q.instance_id) group by 1;";
-    patient.finds(
-        &[],
-        &Fault {
-            severity: "warning",
-            check: "backlog",
-            says: &["or messages for instances that were never started"],
-            fix: &format!("duroxide-postgres --schema duroxide status\n{query}"),
-        },
-    );
-    let row = patient
-        .database
-        .client()
-        .await
-        .query_one(query, &[])
-        .await
-        .expect(query);
-    assert_eq!((row.get::<_, &str>(0), row.get::<_, i64>(1)), ("i", 1));
-    patient.done().await;
-}
-
-#[tokio::test]
 async fn a_schema_without_a_deployment_is_an_error() {
     let schema = TestSchema::new();
     let report = cli(&schema, &["doctor", "--json"]).fails(1, &["put right"]).json();
