@@ -168,7 +168,11 @@ impl Builder {
     ///
     /// # async fn example() -> Result<(), duroxide_postgres::Error> {
     /// let provider = PostgresProvider::builder("postgres://app@db.example/app?sslmode=verify-full&sslrootcert=system")
-    ///     .password(|_| tokio::fs::read_to_string("/run/secrets/database-token"))
+    ///     .password(|_| async {
+    ///         let token = tokio::fs::read_to_string("/run/secrets/database-token").await?;
+    ///         // Files end with a newline.
+    ///         Ok::<_, std::io::Error>(token.trim_end().to_string())
+    ///     })
     ///     .connect()
     ///     .await?;
     /// # Ok(())

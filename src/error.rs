@@ -1,7 +1,8 @@
 //! What can go wrong, and what it means.
 //!
 //! SQL functions raise SQLSTATEs (see `sql/README.md`); this module is the only place that gives
-//! them a meaning. Nothing matches message text.
+//! them a meaning. Nothing matches message text, but for the command, which looks for the SQLSTATE that
+//! [`describe`] ends with.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -255,7 +256,7 @@ impl fmt::Display for Failure {
     }
 }
 
-fn is_retryable_state(code: &str) -> bool {
+pub(crate) fn is_retryable_state(code: &str) -> bool {
     code.starts_with("08")
         || code.starts_with("53")
         || matches!(

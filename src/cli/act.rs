@@ -7,9 +7,10 @@ use duroxide::{Client, ClientError};
 use serde_json::json;
 
 use super::arguments::Raise;
-use super::connection::Connection;
+use super::connection::{Connection, column};
 use super::output::{Failure, Outcome, has_state};
 use super::shell::quoted;
+use crate::PostgresProvider;
 
 pub(super) async fn cancel(connection: &Connection, instance: &str, reason: &str) -> Result<Outcome, Failure> {
     let client = running(connection, instance).await?;
@@ -46,17 +47,11 @@ pub(super) async fn raise(connection: &Connection, raise: &Raise) -> Result<Outc
 
 pub(super) async fn delete(connection: &Connection, instance: &str, force: bool) -> Result<Outcome, Failure> {
     let provider = connection.provider().await?;
-    let deleted = provider.delete_instance(instance, force).await.map_err(|error| {
-        if has_state(&error, "DX004") {
-            return Failure::new(format!(
-                "nothing was deleted: instance {instance:?}, or one below it, is still running. \
-                 Cancel it first ({} cancel -- {}), or delete it anyway with --force",
-                connection.command(),
-                quoted(instance)
-            ));
-        }
-        Failure::from(error).preceded_by("nothing was deleted: ")
-    })?;
+    let deleted = match provider.delete_instance(instance, force).await {
+        Ok(deleted) => deleted,
+        Err(error) if has_state(&error, "DX004") => return Err(still_running(connection, &provider, instance).await?),
+        Err(error) => return Err(Failure::from(error).preceded_by("nothing was deleted: ")),
+    };
     let text = format!(
         "deleted {} instances, {} executions, {} events, {} messages",
         deleted.instances_deleted, deleted.executions_deleted, deleted.events_deleted, deleted.queue_messages_deleted
@@ -68,6 +63,39 @@ pub(super) async fn delete(connection: &Connection, instance: &str, force: bool)
         "messages": deleted.queue_messages_deleted,
     });
     Ok(Outcome::new(text, json))
+}
+
+/// What keeps an instance from being deleted: itself, or the first below it that runs.
+async fn still_running(
+    connection: &Connection,
+    provider: &PostgresProvider,
+    instance: &str,
+) -> Result<Failure, Failure> {
+    let tree = provider.get_instance_tree(instance).await?.all_ids;
+    let sql = format!(
+        "select s.instance_id from {}.instance_status as s \
+          where s.instance_id = any ($1::text[]) and s.status in ('Running', 'ContinuedAsNew') \
+          order by array_position($1::text[], s.instance_id) limit 1",
+        connection.schema.quoted()
+    );
+    let rows = connection.query(&sql, &[&tree]).await?;
+    let Some(row) = rows.first() else {
+        return Ok(Failure::new(format!(
+            "nothing was deleted: instance {instance:?}, or one below it, was still running. It has ended meanwhile: try again"
+        )));
+    };
+    let running: &str = column(row, "instance_id")?;
+    let (below, all) = if running == instance {
+        (String::new(), "it")
+    } else {
+        (format!(", below {instance:?},"), "all of them")
+    };
+    Ok(Failure::new(format!(
+        "nothing was deleted: instance {running:?}{below} is still running. \
+         Cancel it first ({} cancel -- {}), or delete {all} anyway with --force",
+        connection.command(),
+        quoted(running)
+    )))
 }
 
 /// A message for an instance that is not there, or has ended, would do nothing, silently.

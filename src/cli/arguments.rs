@@ -8,7 +8,8 @@ Exit codes: 0 done; 1 refused, failed, or found something wrong; 2 bad usage; 3 
 An instance id that begins with a hyphen goes behind two of them: duroxide-postgres show -- -id";
 
 /// Looks after a duroxide-postgres schema: deploys and verifies it, grants, watches, and acts on instances.
-#[derive(Debug, Parser)]
+// Not Debug: the URL may have a password in it.
+#[derive(Parser)]
 #[command(name = "duroxide-postgres", version, after_help = AFTER_HELP, propagate_version = true)]
 pub(super) struct Arguments {
     /// The server: postgres://user@host/database, or key=value pairs.
@@ -63,6 +64,8 @@ pub(super) enum Command {
     Watch(Watch),
 
     /// Lists instances, the newest first.
+    ///
+    /// Every page reads all instances that fit: where there are millions, filter by --parent, or use a large --limit.
     Instances(Instances),
 
     /// Shows one instance: executions, tree, values, custom status, and what happened in it.
@@ -231,8 +234,9 @@ pub(super) enum Purpose {
 
 #[derive(Debug, Args)]
 pub(super) struct Watch {
-    /// How often, for example 500ms or 5s.
-    #[arg(long, default_value = "2s", value_parser = interval, allow_hyphen_values = true, value_name = "TIME")]
+    /// How often, for example 5s or 1m. Each time reads the queues and the index of executions whole: not every second
+    /// where there are many.
+    #[arg(long, default_value = "10s", value_parser = interval, allow_hyphen_values = true, value_name = "TIME")]
     pub(super) every: i64,
 
     /// How many times. Default: until it is interrupted.

@@ -74,7 +74,7 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
         }
         Ok(wrong)
     };
-    let wrong = granted.await.map_err(deploy::database)?;
+    let wrong = granted.await.map_err(deploy::no_transaction)?;
     if let Some(first) = wrong.first() {
         let more = match wrong.len() {
             1 => String::new(),

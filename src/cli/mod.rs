@@ -35,7 +35,7 @@ pub fn main() -> ExitCode {
         Err(error) => return fail(&Failure::new(format!("cannot start: {error}"))),
     };
     match runtime.block_on(run(&arguments)) {
-        Ok(outcome) => finish(&arguments, &outcome),
+        Ok(outcome) => finish(&arguments, outcome),
         Err(failure) => fail(&failure.with_hint(|| who_may(&arguments))),
     }
 }
@@ -81,12 +81,12 @@ async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
     }
 }
 
-fn finish(arguments: &Arguments, outcome: &Outcome) -> ExitCode {
+fn finish(arguments: &Arguments, outcome: Outcome) -> ExitCode {
     if let Err(error) = print(&outcome.shown(arguments.json)) {
         return fail(&error);
     }
-    match &outcome.problem {
-        Some(problem) => fail(problem),
+    match outcome.problem {
+        Some(problem) => fail(&problem.with_hint(|| who_may(arguments))),
         None => ExitCode::SUCCESS,
     }
 }

@@ -147,6 +147,12 @@ impl Failure {
         self.message.insert_str(0, text);
         self
     }
+
+    /// The same, with something after it.
+    pub(super) fn followed_by(mut self, text: &str) -> Self {
+        self.message.push_str(text);
+        self
+    }
 }
 
 impl fmt::Display for Failure {

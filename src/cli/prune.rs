@@ -1,6 +1,7 @@
 //! `prune`: deletes what is old, batch by batch. Each batch is a transaction of its own, so whatever ends the command
 //! early leaves what was done done, and the next run goes on.
 
+mod signals;
 mod work;
 
 use std::collections::VecDeque;
@@ -63,11 +64,31 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
          ) \
          select coalesce(sum(d.members), 0)::bigint as instances from dead as d"
     );
-    let total: i64 = first(&connection.query(&count, &[&before]).await?, "instances")?;
+    let mut work = Work::begin(connection, "instances", batch).await?;
     if batch.dry_run {
+        let total = first(&work.count(&count, &[&before]).await?, "instances")?;
+        work.finish();
         let text = format!("would delete {total} instances");
         return Ok(Outcome::new(text, json!({ "dry_run": true, "instances": total })));
     }
+    let mut deleted = [0; 3];
+    let stopped = instance_batches(&mut work, &count, before, &mut deleted).await.err();
+    work.finish();
+    let [instances, executions, events] = deleted;
+    let text = format!("deleted {instances} instances, {executions} executions, {events} events");
+    let json = json!({ "dry_run": false, "instances": instances, "executions": executions, "events": events });
+    Ok(work.outcome(text, json, stopped))
+}
+
+async fn instance_batches(
+    work: &mut Work,
+    count: &str,
+    before: Option<i64>,
+    deleted: &mut [i64; 3],
+) -> Result<(), Failure> {
+    let schema = work.schema.clone();
+    let total = first(&work.count(count, &[&before]).await?, "instances")?;
+    work.expect(total);
     // Those that ended first go first, each status in the order of its index. Which of them can go is up to the function; one
     // that has to stay is passed by, not met again.
     let find = format!(
@@ -93,8 +114,8 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
           limit $5"
     );
     let delete = format!("select * from {schema}.delete_instance_bulk($1, $2, $3)");
-    let mut work = Work::begin(connection, total, "instances", batch).await?;
-    let mut deleted = [0; 3];
+    // Fewer at a time while the one that somebody has locks on is looked for; behind it, more and more again.
+    let (mut fewer, mut found) = (None, false);
     for status in ["Completed", "Failed"] {
         let mut last = ("-infinity".to_string(), String::new());
         loop {
@@ -108,8 +129,6 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
                 .iter()
                 .map(|row| Ok((column(row, "instance_id")?, column(row, "members")?)))
                 .collect::<Result<VecDeque<(String, i64)>, Failure>>()?;
-            // Fewer at a time while the one that somebody has locks on is looked for.
-            let mut fewer = None;
             while !trees.is_empty() {
                 let roots = together(&trees, fewer.unwrap_or(work.size));
                 let limit = roots.len() as i64;
@@ -123,30 +142,28 @@ async fn instances(connection: &Connection, older_than: i64, batch: &Prune) -> R
                             deleted[2] += column::<i64>(&row, "events_deleted")?;
                         }
                         work.done(deleted[0]);
-                    }
-                    Batch::NoRoom if limit > 1 => work.shrink(half()),
-                    Batch::InTheWay if limit > 1 => fewer = Some(half()),
-                    // Nothing smaller can be tried; others shall not stay because of it.
-                    Batch::NoRoom => {
-                        if let Some((root, members)) = trees.pop_front() {
-                            work.pass_by(&root, Why::TooLarge { members });
+                        if found {
+                            fewer = fewer.map(|size: i64| size * 2).filter(|&size| size < work.size);
                         }
                     }
+                    Batch::NoRoom if limit > 1 => work.shrink(half()),
+                    Batch::InTheWay if limit > 1 => (fewer, found) = (Some(half()), false),
+                    // Nothing smaller can be tried; others shall not stay because of it.
+                    Batch::NoRoom => match trees.pop_front() {
+                        Some((root, members)) if members > 1 => work.pass_by(&root, Why::TooLarge { members })?,
+                        _ => return Err(work.full()),
+                    },
                     Batch::InTheWay => {
-                        fewer = None;
+                        (fewer, found) = (Some(1), true);
                         if let Some((root, _)) = trees.pop_front() {
-                            work.pass_by(&root, Why::Locked);
+                            work.pass_by(&root, Why::Locked)?;
                         }
                     }
                 }
             }
         }
     }
-    work.finish();
-    let [instances, executions, events] = deleted;
-    let text = format!("deleted {instances} instances, {executions} executions, {events} events");
-    let json = json!({ "dry_run": false, "instances": instances, "executions": executions, "events": events });
-    Ok(work.outcome(text, json))
+    Ok(())
 }
 
 /// The first trees, as many as have no more than `size` instances together, but always one: a tree goes as a whole.
@@ -176,20 +193,38 @@ async fn executions(
     batch: &Prune,
 ) -> Result<Outcome, Failure> {
     let before = before(connection, older_than).await?;
-    let candidates = candidates(connection, keep_last, before).await?;
-    let total: i64 = candidates.iter().map(|candidate| candidate.prunable).sum();
+    let mut work = Work::begin(connection, "executions", batch).await?;
     if batch.dry_run {
+        let candidates = candidates(&mut work, keep_last, before).await?;
+        work.finish();
+        let total: i64 = candidates.iter().map(|candidate| candidate.prunable).sum();
         let text = format!("would delete {total} executions of {} instances", candidates.len());
         let json = json!({ "dry_run": true, "executions": total, "instances": candidates.len() });
         return Ok(Outcome::new(text, json));
     }
-    let prune = format!(
-        "select * from {}.prune_executions($1, null, $2, $3, $4)",
-        connection.schema.quoted()
-    );
-    let mut work = Work::begin(connection, total, "executions", batch).await?;
     let (mut executions, mut events) = (0, 0);
-    let mut batches = VecDeque::from(batches(&candidates, keep_last, i64::from(batch.batch_size)));
+    let size = i64::from(batch.batch_size);
+    let deleted = (&mut executions, &mut events);
+    let stopped = execution_batches(&mut work, keep_last, before, size, deleted)
+        .await
+        .err();
+    work.finish();
+    let text = format!("deleted {executions} executions, {events} events");
+    let json = json!({ "dry_run": false, "executions": executions, "events": events });
+    Ok(work.outcome(text, json, stopped))
+}
+
+async fn execution_batches(
+    work: &mut Work,
+    keep_last: Option<i64>,
+    before: Option<i64>,
+    size: i64,
+    (executions, events): (&mut i64, &mut i64),
+) -> Result<(), Failure> {
+    let candidates = candidates(work, keep_last, before).await?;
+    work.expect(candidates.iter().map(|candidate| candidate.prunable).sum());
+    let prune = format!("select * from {}.prune_executions($1, null, $2, $3, $4)", work.schema);
+    let mut batches = VecDeque::from(batches(&candidates, keep_last, size));
     while let Some((mut instances, keep_last)) = batches.pop_front() {
         // A long one takes several batches.
         instances.retain(|instance| !work.was_passed_by(instance));
@@ -201,33 +236,24 @@ async fn executions(
         match work.batch(&prune, parameters, count > 1).await? {
             Batch::Done(row) => {
                 if let Some(row) = row {
-                    executions += column::<i64>(&row, "executions_deleted")?;
-                    events += column::<i64>(&row, "events_deleted")?;
+                    *executions += column::<i64>(&row, "executions_deleted")?;
+                    *events += column::<i64>(&row, "events_deleted")?;
                 }
-                work.done(executions);
+                work.done(*executions);
             }
             Batch::NoRoom | Batch::InTheWay if count > 1 => {
                 let second = instances.split_off(instances.len() / 2);
                 batches.push_front((second, keep_last));
                 batches.push_front((instances, keep_last));
             }
-            Batch::NoRoom => {
-                return Err(work.stopped("the server is out of memory (53200): use a smaller --batch-size", 1));
-            }
-            Batch::InTheWay => work.pass_by(instances[0], Why::Locked),
+            Batch::NoRoom => return Err(work.full()),
+            Batch::InTheWay => work.pass_by(instances[0], Why::Locked)?,
         }
     }
-    work.finish();
-    let text = format!("deleted {executions} executions, {events} events");
-    let json = json!({ "dry_run": false, "executions": executions, "events": events });
-    Ok(work.outcome(text, json))
+    Ok(())
 }
 
-async fn candidates(
-    connection: &Connection,
-    keep_last: Option<i64>,
-    before: Option<i64>,
-) -> Result<Vec<Candidate>, Failure> {
+async fn candidates(work: &mut Work, keep_last: Option<i64>, before: Option<i64>) -> Result<Vec<Candidate>, Failure> {
     let sql = format!(
         "select e.instance_id, max(e.executions) as executions, count(*) as prunable \
            from (select s.*, \
@@ -240,9 +266,9 @@ async fn candidates(
             and ($2::bigint is null or e.completed_at < to_timestamp($2 / 1000.0::double precision)) \
           group by e.instance_id \
           order by e.instance_id",
-        connection.schema.quoted()
+        work.schema
     );
-    let rows = connection.query(&sql, &[&keep_last, &before]).await?;
+    let rows = work.count(&sql, &[&keep_last, &before]).await?;
     rows.iter()
         .map(|row| {
             Ok(Candidate {

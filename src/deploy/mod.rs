@@ -261,7 +261,7 @@ async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
 }
 
 /// A pooler that hands out its connections by the statement refuses to begin.
-fn no_transaction(error: tokio_postgres::Error) -> Error {
+pub(crate) fn no_transaction(error: tokio_postgres::Error) -> Error {
     if error.code().is_some_and(|code| code.code() == "08P01") {
         let text = format!(
             "{}. It seems that a pooler in statement mode is in between, which knows no transactions: name the server \

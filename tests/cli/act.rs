@@ -127,6 +127,15 @@ async fn force_deletes_what_runs() {
     let suggested = format!("duroxide-postgres --schema {} cancel -- '-it'\\''s $me'", schema.name);
     running.fails(1, &[&suggested]);
     cli(&schema, &["delete", "--force", "--", "-it's $me"]).ok();
+    // A root that has ended cannot be cancelled: what runs is below it.
+    crate::prune::ended(&schema, 1).await;
+    crate::fixtures::create(&*store, "child").await;
+    let client = schema.client().await;
+    let adopted = "update instances set parent_instance_id = 'old-1' where instance_id = 'child'";
+    client.batch_execute(adopted).await.expect("a child");
+    let suggested = format!("(duroxide-postgres --schema {} cancel -- child)", schema.name);
+    cli(&schema, &["delete", "old-1"]).fails(1, &["\"child\", below \"old-1\", is still running", &suggested]);
+    cli(&schema, &["cancel", "--", "child"]).ok();
     let text = cli(&schema, &["delete", "i", "--force"]).ok().out;
     assert!(
         text.starts_with("deleted 1 instances, 1 executions, 1 events"),

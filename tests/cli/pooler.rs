@@ -124,6 +124,9 @@ async fn a_pooler_that_knows_no_transactions_is_named() {
     schema.provider().await;
     cli(&["schema", "verify"]).fails(2, says);
     cli(&["schema", "drop", "--yes"]).fails(2, says);
+    cli(&["grant", "postgres"]).fails(2, says);
+    let pruned = cli(&["prune", "instances", "--older-than", "1d"]).fails(2, says);
+    assert!(!pruned.err.contains("run it again"), "{}", pruned.err);
     // What is one statement works there.
     cli(&["schema", "version"]).ok();
     cli(&["status"]).ok();

@@ -1,6 +1,7 @@
 //! `prune`: batch by batch, and never what runs.
 
 mod beside_work;
+mod in_the_way;
 mod lock_table;
 
 use std::time::{Duration, Instant};

@@ -1,23 +1,20 @@
 //! Deleting batch by batch: the transaction of each, progress, and what gets in the way.
 
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::ClientWrapper;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-#[cfg(unix)]
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio_postgres::Row;
+use tokio::sync::watch;
+use tokio_postgres::{IsolationLevel, Row};
 
+use super::signals::{INTERRUPTED, listen};
 use crate::call::Parameters;
 use crate::cli::arguments::Prune;
 use crate::cli::connection::{Connection, query_unnamed};
 use crate::cli::output::{Failure, Outcome, say};
 use crate::deploy;
-use crate::error::{NO_ROOM, TREE_CHANGED};
+use crate::error::{NO_ROOM, TREE_CHANGED, is_retryable_state};
 
 /// A batch waits for turns under way, but not for somebody who sleeps in a transaction.
 const LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
@@ -34,20 +31,36 @@ const FEW_ATTEMPTS: u32 = 2;
 const PAUSE: Duration = Duration::from_millis(200);
 /// Of more instances that were passed by, the rest is only counted.
 const MOST_LISTED: usize = 100;
-/// The exit code of what was interrupted, by custom.
-const INTERRUPTED: u8 = 130;
+/// Somebody who has locks on so many, one after the other, has them on very many: each would take its time.
+const MOST_IN_A_ROW: usize = 5;
+const RUN_AGAIN: &str = "; run it again to go on";
+/// What keeps everybody's rows from being read or deleted: a lock on a whole table, or somebody who waits for one.
+const TABLE_LOCKS: &str = "\
+    select format('%s %s %s on %s', coalesce('session ' || l.pid, 'a prepared transaction'), \
+                  case when l.granted then 'has' else 'waits for' end, l.mode, c.relname) as lock \
+      from pg_locks as l \
+      join pg_class as c on c.oid = l.relation and c.relnamespace = $1::text::regnamespace \
+     where l.locktype = 'relation' \
+       and l.database = (select d.oid from pg_database as d where d.datname = current_database()) \
+       and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') \
+       and l.pid is distinct from pg_backend_pid() \
+     order by l.granted desc, l.pid limit 1";
 
 /// A connection, progress, pauses and interruptions.
 pub(super) struct Work {
     client: ClientWrapper,
+    /// Quoted.
+    pub(super) schema: String,
     /// How many a batch may take.
     pub(super) size: i64,
     progress: ProgressBar,
     what: &'static str,
     done: i64,
-    interrupted: Arc<AtomicBool>,
+    interrupted: watch::Receiver<bool>,
     signals: tokio::task::JoinHandle<()>,
     passed_by: Vec<PassedBy>,
+    /// How many of the last were locked.
+    in_a_row: usize,
 }
 
 /// An instance that stays, and why.
@@ -74,31 +87,33 @@ pub(super) enum Batch {
 }
 
 impl Work {
-    pub(super) async fn begin(
-        connection: &Connection,
-        total: i64,
-        what: &'static str,
-        batch: &Prune,
-    ) -> Result<Self, Failure> {
+    pub(super) async fn begin(connection: &Connection, what: &'static str, batch: &Prune) -> Result<Self, Failure> {
         let client = connection.session().await?;
-        let progress = ProgressBar::new(total.unsigned_abs());
+        let progress = ProgressBar::new(0);
         let template = "{bar:40} {pos}/{len} {msg} {elapsed} (about {eta} left)";
         if let Ok(style) = ProgressStyle::with_template(template) {
             progress.set_style(style);
         }
-        let interrupted = Arc::new(AtomicBool::new(false));
+        let (interrupted, signals) = listen(progress.clone())?;
         let mut work = Self {
             client,
+            schema: connection.schema.quoted(),
             size: 0,
-            signals: listen(interrupted.clone(), progress.clone())?,
+            signals,
             progress,
             what,
             done: 0,
             interrupted,
             passed_by: Vec::new(),
+            in_a_row: 0,
         };
         work.resize(i64::from(batch.batch_size));
         Ok(work)
+    }
+
+    /// So many there are.
+    pub(super) fn expect(&self, total: i64) {
+        self.progress.set_length(total.unsigned_abs());
     }
 
     fn resize(&mut self, size: i64) {
@@ -116,29 +131,39 @@ impl Work {
         ));
     }
 
-    /// This one stays.
-    pub(super) fn pass_by(&mut self, instance: &str, why: Why) {
+    /// This one stays. Fails if somebody has locks on all those before it too.
+    pub(super) fn pass_by(&mut self, instance: &str, why: Why) -> Result<(), Failure> {
         if why == Why::Locked {
             self.say(&format!("somebody has locks on instance {instance:?}: it is passed by"));
+            self.in_a_row += 1;
         }
         self.passed_by.push(PassedBy {
             instance: instance.to_string(),
             why,
         });
+        if self.in_a_row == MOST_IN_A_ROW {
+            let failure = Failure::new(format!("somebody has locks on {MOST_IN_A_ROW} instances in a row"));
+            return Err(self.stopped(failure, RUN_AGAIN));
+        }
+        Ok(())
     }
 
     pub(super) fn was_passed_by(&self, instance: &str) -> bool {
         self.passed_by.iter().any(|passed| passed.instance == instance)
     }
 
-    /// What was done, in words and as JSON, with what was passed by.
-    pub(super) fn outcome(&self, mut text: String, mut json: Value) -> Outcome {
+    /// What was done, in words and as JSON, with what was passed by, and why it ended early if it did.
+    pub(super) fn outcome(&self, mut text: String, mut json: Value, stopped: Option<Failure>) -> Outcome {
         json["passed_by"] = listed(&self.passed_by);
         let count = self.passed_by.len();
         if count > 0 {
             text.push_str(&format!("; {count} instances passed by"));
         }
-        Outcome::new(text, json).with_problem(self.problem().map(Failure::new))
+        let problem = match (stopped, self.problem()) {
+            (Some(stopped), Some(problem)) => Some(stopped.followed_by(&format!("\n{problem}"))),
+            (stopped, problem) => stopped.or(problem.map(Failure::new)),
+        };
+        Outcome::new(text, json).with_problem(problem)
     }
 
     /// What those that were passed by mean to the one who asked.
@@ -176,21 +201,63 @@ impl Work {
         self.progress.suspend(|| say(text));
     }
 
+    /// How many there are.
+    pub(super) async fn count(&mut self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
+        self.look("", sql, parameters).await
+    }
+
     /// What the next batches are.
     pub(super) async fn find(&mut self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
-        let found = self.transaction(BY_INDEX, sql, parameters).await;
-        found.map_err(|error| self.failed(error))
+        self.look(BY_INDEX, sql, parameters).await
+    }
+
+    /// Reads. Nothing is under way that would have to be finished, so a signal ends it at once.
+    async fn look(&mut self, settings: &str, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
+        let mut interrupted = self.interrupted.clone();
+        let mut attempts = 0;
+        loop {
+            let found = tokio::select! {
+                biased;
+                Ok(_) = interrupted.wait_for(|&interrupted| interrupted) => return Err(self.was_interrupted()),
+                found = self.transaction(true, settings, sql, parameters) => found,
+            };
+            let error = match found {
+                Ok(rows) => return Ok(rows),
+                Err(error) => error,
+            };
+            attempts += 1;
+            if error.code().is_none_or(|code| code.code() != LOCKED) {
+                return Err(self.failed(error));
+            }
+            if attempts == ATTEMPTS {
+                return Err(match self.table_lock().await? {
+                    Some(lock) => self.table_locked(&lock),
+                    None => self.failed(error),
+                });
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// One statement, with settings that end with it: through a pooler, the next may be on another connection.
     async fn transaction(
         &mut self,
+        read_only: bool,
         settings: &str,
         sql: &str,
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        let transaction = self.client.transaction().await?;
-        transaction.batch_execute(settings).await?;
+        let transaction = self
+            .client
+            .build_transaction()
+            // What the functions insist on, whatever the role's defaults are.
+            .isolation_level(IsolationLevel::ReadCommitted)
+            .read_only(read_only)
+            .start()
+            .await?;
+        transaction
+            .batch_execute(&format!("{LOCK_TIMEOUT}; {settings}"))
+            .await?;
         let rows = query_unnamed(&*transaction, sql, parameters).await?;
         transaction.commit().await?;
         Ok(rows)
@@ -206,22 +273,34 @@ impl Work {
     ) -> Result<Batch, Failure> {
         let mut attempts = 0;
         loop {
-            if self.interrupted.load(Ordering::Relaxed) {
-                return Err(self.stopped("interrupted", INTERRUPTED));
+            if *self.interrupted.borrow() {
+                return Err(self.was_interrupted());
             }
-            let error = match self.transaction(LOCK_TIMEOUT, sql, parameters).await {
+            let error = match self.transaction(false, "", sql, parameters).await {
                 Ok(rows) => return Ok(Batch::Done(rows.into_iter().next())),
                 Err(error) => error,
             };
             attempts += 1;
             match error.code().map_or("", |code| code.code()) {
                 NO_ROOM if divisible || attempts == ATTEMPTS => return Ok(Batch::NoRoom),
-                LOCKED if attempts >= self.patience(divisible) => return Ok(Batch::InTheWay),
+                LOCKED if attempts >= self.patience(divisible) => match self.table_lock().await? {
+                    None => return Ok(Batch::InTheWay),
+                    Some(lock) if attempts >= ATTEMPTS => return Err(self.table_locked(&lock)),
+                    // No instance in particular is to blame, and smaller batches would wait as long.
+                    Some(_) => {}
+                },
                 LOCKED | NO_ROOM | "40P01" | "40001" | TREE_CHANGED if attempts < ATTEMPTS => {}
                 _ => return Err(self.failed(error)),
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Somebody's lock on a whole table of ours.
+    async fn table_lock(&self) -> Result<Option<String>, Failure> {
+        let locks = query_unnamed(&*self.client, TABLE_LOCKS, &[&self.schema]).await;
+        let lock = locks.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
+        lock.map_err(|error| self.failed(error))
     }
 
     /// How often somebody's locks are waited for. Who had some once has others.
@@ -237,23 +316,45 @@ impl Work {
     /// So many are done.
     pub(super) fn done(&mut self, done: i64) {
         self.done = done;
+        self.in_a_row = 0;
         self.progress.set_position(done.unsigned_abs());
     }
 
-    pub(super) fn failed(&self, error: tokio_postgres::Error) -> Failure {
-        let failure = Failure::from(deploy::database(error));
-        self.stopped(&failure.to_string(), failure.code)
+    fn failed(&self, error: tokio_postgres::Error) -> Failure {
+        let advice = match error.code().map_or("", |code| code.code()) {
+            "57014" => ". If statement_timeout ended it: use a smaller --batch-size, or raise it",
+            // It would be the same.
+            "08P01" | "0A000" | "25006" => "",
+            "" => RUN_AGAIN,
+            state if is_retryable_state(state) => RUN_AGAIN,
+            _ => "",
+        };
+        self.stopped(Failure::from(deploy::no_transaction(error)), advice)
     }
 
-    pub(super) fn stopped(&self, why: &str, code: u8) -> Failure {
-        self.progress.finish_and_clear();
-        Failure::with_code(
-            format!(
-                "{why}. {} {} were deleted before that; run it again to go on",
-                self.done, self.what
-            ),
-            code,
+    fn was_interrupted(&self) -> Failure {
+        self.stopped(Failure::with_code("interrupted", INTERRUPTED), RUN_AGAIN)
+    }
+
+    fn table_locked(&self, lock: &str) -> Failure {
+        let failure = Failure::new(format!("{lock}, which everything here waits for"));
+        self.stopped(failure, "; run it again when that has ended")
+    }
+
+    /// There is no room for the smallest batch.
+    pub(super) fn full(&self) -> Failure {
+        let failure = Failure::new("the server's lock table is full, or its memory (53200), for a single instance too");
+        self.stopped(
+            failure,
+            "; run it again later, with a smaller --batch-size, or raise max_locks_per_transaction",
         )
+    }
+
+    fn stopped(&self, failure: Failure, advice: &str) -> Failure {
+        failure.followed_by(&format!(
+            ". {} {} were deleted before that{advice}",
+            self.done, self.what
+        ))
     }
 
     pub(super) fn finish(&self) {
@@ -268,55 +369,6 @@ fn listed(passed_by: &[PassedBy]) -> Value {
         Why::TooLarge { members } => json!({ "instance": passed.instance, "reason": "too_large", "members": members }),
     });
     json!({ "count": passed_by.len(), "instances": first.collect::<Vec<_>>() })
-}
-
-/// From now on a signal does not end the process: the batch under way is finished first. The second one does.
-fn listen(interrupted: Arc<AtomicBool>, progress: ProgressBar) -> Result<tokio::task::JoinHandle<()>, Failure> {
-    let mut signals = Signals::new().map_err(|error| Failure::new(format!("cannot listen for signals: {error}")))?;
-    Ok(tokio::spawn(async move {
-        signals.next().await;
-        interrupted.store(true, Ordering::Relaxed);
-        progress.suspend(|| say("interrupted: ending the batch under way first. Once more ends it at once"));
-        signals.next().await;
-        // The server undoes the batch under way.
-        std::process::exit(INTERRUPTED.into());
-    }))
-}
-
-/// What asks a process to end.
-struct Signals {
-    #[cfg(unix)]
-    interrupt: Signal,
-    #[cfg(unix)]
-    terminate: Signal,
-}
-
-impl Signals {
-    #[cfg(unix)]
-    fn new() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    #[cfg(not(unix))]
-    fn new() -> io::Result<Self> {
-        Ok(Self {})
-    }
-
-    #[cfg(unix)]
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-
-    #[cfg(not(unix))]
-    async fn next(&mut self) {
-        let _ = tokio::signal::ctrl_c().await;
-    }
 }
 
 #[cfg(test)]
