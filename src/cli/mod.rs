@@ -12,7 +12,6 @@ mod instances;
 mod output;
 mod prune;
 mod schema;
-pub(crate) mod shell;
 mod show;
 mod status;
 mod timeline;
@@ -24,6 +23,8 @@ use clap::Parser;
 use arguments::{Arguments, Command, SchemaCommand};
 use connection::Connection;
 use output::{Failure, Outcome, print, say};
+
+use crate::shell;
 
 /// Runs the command this process was started as.
 #[must_use]

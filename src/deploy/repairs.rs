@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use super::EXPECTED;
 use super::drift::{self, Change, Drift, Object};
-use crate::cli::shell::quoted;
 use crate::schema_name::SchemaName;
+use crate::shell::quoted;
 use table::{Column, options};
 
 /// One difference, and what to do about it.
