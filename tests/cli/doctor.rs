@@ -5,6 +5,7 @@ mod lost;
 mod roles;
 mod schema;
 mod server;
+mod settings;
 
 use std::path::Path;
 use std::process::Command;
