@@ -1,8 +1,8 @@
-//! Natural batching: calls that arrive while one is on the wire share the next one.
+//! Natural batching: calls that are ready at the same moment, or arrive while one is on the wire, share one.
 //!
-//! A call that finds the line free goes out at once and alone: batching costs nothing when there is nothing to batch. Those
-//! that arrive meanwhile are carried out together when it is back: one round trip and one commit for all of them. Calls for
-//! several are made in tasks of their own, so that a caller that goes away takes nobody with it.
+//! A call that finds the line free goes out at once, with those that are ready as well: batching costs nothing when there is
+//! nothing to batch. Those that arrive meanwhile are carried out together when it is back: one round trip and one commit
+//! for all of them. Calls for several are made in tasks of their own, so that a caller that goes away takes nobody with it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -95,19 +95,24 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
     /// Carries out a request, also if the caller goes away.
     async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
         let span = Span::current();
-        let (id, mut answer) = match self.line.enter(request, span) {
+        let (id, mut answer) = match self.line.enter(request, &span) {
             Entered::Free(request) => {
                 let turn = Turn {
                     line: Arc::clone(&self.line),
                     inner: Arc::clone(inner),
                 };
-                let batch = telemetry::batch(self.line.operation, 1, &[Span::current()]);
                 let call = async move {
-                    let answers = (turn.line.call)(Arc::clone(&turn.inner), vec![request]).await;
-                    drop(turn);
-                    answers.into_iter().next()
+                    // Those whom one answer set free act in step: whoever is ready comes along.
+                    tokio::task::yield_now().await;
+                    match turn.line.company(request, &span) {
+                        Company::None(request) => turn.alone(request, &span).await,
+                        Company::Some(answer) => {
+                            drop(turn);
+                            answer.await.ok()
+                        }
+                    }
                 };
-                let carried = Carried::new(call.instrument(batch).boxed());
+                let carried = Carried::new(call.boxed());
                 self.line.lock().carried = Some(carried.dependent());
                 return carried.await.flatten().map_or(Batched::Unknown, Batched::Answered);
             }
@@ -181,22 +186,33 @@ enum Entered<T, R> {
     },
 }
 
+/// Whether others wait beside the one who may go out.
+enum Company<T, R> {
+    None(Arc<T>),
+    /// It goes with them, first of all.
+    Some(oneshot::Receiver<R>),
+}
+
 impl<T, R: Send + 'static> Line<T, R> {
-    fn enter(&self, request: Arc<T>, span: Span) -> Entered<T, R> {
+    fn enter(&self, request: Arc<T>, span: &Span) -> Entered<T, R> {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.busy, true) {
             return Entered::Free(request);
         }
-        let (sender, answer) = oneshot::channel();
-        state.next_id += 1;
-        let id = state.next_id;
-        state.waiting.push_back(Waiting {
-            id,
-            request,
-            span,
-            answer: sender,
-        });
+        let (waiting, answer) = state.place(request, span);
+        let id = waiting.id;
+        state.waiting.push_back(waiting);
         Entered::Waiting { id, answer }
+    }
+
+    fn company(&self, request: Arc<T>, span: &Span) -> Company<T, R> {
+        let mut state = self.lock();
+        if state.waiting.is_empty() {
+            return Company::None(request);
+        }
+        let (waiting, answer) = state.place(request, span);
+        state.waiting.push_front(waiting);
+        Company::Some(answer)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T, R>> {
@@ -209,6 +225,20 @@ impl<T, R: Send + 'static> Line<T, R> {
         let before = state.waiting.len();
         state.waiting.retain(|waiting| waiting.id != id);
         state.waiting.len() < before
+    }
+}
+
+impl<T, R: Send + 'static> State<T, R> {
+    fn place(&mut self, request: Arc<T>, span: &Span) -> (Waiting<T, R>, oneshot::Receiver<R>) {
+        let (sender, answer) = oneshot::channel();
+        self.next_id += 1;
+        let waiting = Waiting {
+            id: self.next_id,
+            request,
+            span: span.clone(),
+            answer: sender,
+        };
+        (waiting, answer)
     }
 }
 
@@ -240,6 +270,17 @@ impl<T: Request, R: Send + 'static> State<T, R> {
 struct Turn<T: Request, R: Send + 'static> {
     line: Arc<Line<T, R>>,
     inner: Arc<Inner>,
+}
+
+impl<T: Request, R: Send + 'static> Turn<T, R> {
+    /// Makes a call of one request.
+    async fn alone(self, request: Arc<T>, span: &Span) -> Option<R> {
+        let batch = telemetry::batch(self.line.operation, 1, std::slice::from_ref(span));
+        let call = (self.line.call)(Arc::clone(&self.inner), vec![request]);
+        let answers = call.instrument(batch).await;
+        drop(self);
+        answers.into_iter().next()
+    }
 }
 
 impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {

@@ -361,6 +361,8 @@ impl Inner {
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
         let Registered { place, answer, sooner } = R::line(self).register(request, impatient);
+        // Those whom one answer set free act in step: whoever is ready shares the look.
+        tokio::task::yield_now().await;
         let mut answer = pin!(answer);
         let mut carried = None;
         let mut arrived = true;

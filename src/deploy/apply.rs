@@ -178,8 +178,8 @@ async fn refuse_foreign_objects(client: &Transaction<'_>, schema: &SchemaName) -
     }
 }
 
-/// Whether PUBLIC has something of what `permissions.sql` takes away, functions aside: those are in the description. CREATE
-/// on a schema that belongs to somebody else is not: a deployment cannot take it away.
+/// Whether PUBLIC has something of what `permissions.sql` takes away, functions aside: those are in the description. What
+/// somebody else granted, or CREATE on a schema that is somebody else's, a deployment cannot take away.
 async fn is_open_to_public(client: &Transaction<'_>, schema: &SchemaName) -> Result<bool, Error> {
     let ours: Vec<&str> = drift::names(EXPECTED, "table")
         .chain(drift::names(EXPECTED, "view"))
@@ -197,19 +197,23 @@ async fn is_open_to_public(client: &Transaction<'_>, schema: &SchemaName) -> Res
 
 const OPEN_TO_PUBLIC: &str = "\
     with relation as ( \
-        select c.oid, c.relacl from pg_class as c \
+        select c.oid, c.relacl, c.relowner from pg_class as c \
          where c.relnamespace = $1::text::regnamespace \
            and (c.relname = any ($2) \
                 or c.relkind = 'S' and exists ( \
                    select from pg_depend as d join pg_class as t on t.oid = d.refobjid \
                     where d.objid = c.oid and d.deptype in ('a', 'i') and t.relname = any ($2))) \
     ), privilege as ( \
-        select a.grantee from relation as r cross join lateral aclexplode(r.relacl) as a \
+        select a.grantee, a.grantor, r.relowner as owner \
+          from relation as r cross join lateral aclexplode(r.relacl) as a \
         union all \
-        select a.grantee from relation as r \
-          join pg_attribute as t on t.attrelid = r.oid cross join lateral aclexplode(t.attacl) as a \
+        select a.grantee, a.grantor, r.relowner \
+          from relation as r \
+          join pg_attribute as t on t.attrelid = r.oid and not t.attisdropped \
+         cross join lateral aclexplode(t.attacl) as a \
         union all \
-        select a.grantee from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a \
+        select a.grantee, a.grantor, n.nspowner \
+          from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a \
          where n.oid = $1::text::regnamespace and a.privilege_type = 'CREATE' and pg_has_role(n.nspowner, 'usage') \
     ) \
-    select exists (select from privilege as p where p.grantee = 0)";
+    select exists (select from privilege as p where p.grantee = 0 and p.grantor = p.owner)";

@@ -9,7 +9,7 @@ use duroxide::providers::{Provider, ProviderError};
 use super::{
     ACTIVITY_ACKS, FETCH_TURNS, MESSAGES, TURN_ACKS, World, ack_activity, ack_first, begin, instances, senders, sorted,
 };
-use crate::fixtures::{LOCK, start, turn};
+use crate::fixtures::{self, Ack, LOCK, named, start, turn};
 
 type Call = Pin<Box<dyn Future<Output = Result<(), ProviderError>> + Send>>;
 
@@ -143,6 +143,40 @@ async fn a_caller_that_stops_halfway_does_not_stop_the_line() {
         arrived.push(turn(&*world.provider, LOCK).await.0.instance);
     }
     assert_eq!(sorted(arrived), ["halfway", "next", "other", "shared-1", "shared-2"]);
+}
+
+/// Who may go out lets others come along. Should it go away meanwhile, or stop, they go without it.
+#[tokio::test]
+async fn a_caller_that_others_are_to_go_with_takes_nobody_with_it() {
+    let world = World::new().await;
+    let enqueue = |name: &str| -> Call {
+        let (provider, item) = (world.provider.clone(), start(name));
+        Box::pin(async move { provider.enqueue_for_orchestrator(item, None).await })
+    };
+    for leaves in [true, false] {
+        let mut first = enqueue("first");
+        assert!(begin(first.as_mut()).await.is_pending());
+        let mut second = enqueue("second");
+        assert!(begin(second.as_mut()).await.is_pending());
+        let stopped = (!leaves).then_some(first);
+        second.await.expect("enqueue");
+        if let Some(first) = stopped {
+            first.await.expect("enqueue");
+        }
+        let mut arrived = Vec::new();
+        for _ in 0..2 {
+            arrived.push(turn(&*world.provider, LOCK).await);
+        }
+        let names = arrived.iter().map(|(item, ..)| item.instance.clone());
+        assert_eq!(sorted(names.collect()), ["first", "second"]);
+        for (_, token, _) in arrived {
+            let end = Ack {
+                metadata: named(),
+                ..Ack::default()
+            };
+            fixtures::ack(&*world.provider, &token, end).await.expect("ack");
+        }
+    }
 }
 
 /// A look for several fetches depends on none of them.

@@ -1,16 +1,49 @@
-//! Calls that arrive while one is on the wire are one call at the server.
+//! Calls that are ready at the same moment, or arrive while one is on the wire, are one call at the server.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use duroxide::EventKind;
 use duroxide::providers::{Provider, WorkItem};
+use futures_util::future::join_all;
 
 use super::{
-    ACTIVITIES, ACTIVITY_ACKS, CALLERS, MESSAGES, SINK, TURN_ACKS, World, ack_activity, ack_first, instances, senders,
-    sorted, together,
+    ACTIVITIES, ACTIVITY_ACKS, CALLERS, FETCH_TURNS, MESSAGES, SINK, TURN_ACKS, Turn, World, ack_activity, ack_first,
+    instances, senders, sorted, together,
 };
 use crate::fixtures::{self, Ack, LOCK, activity, create, event, named, raised, start, started, turn};
+
+/// Nobody goes ahead of those who are ready as well: neither to be acked nor to fetch.
+#[tokio::test]
+async fn those_who_are_ready_at_once_share_a_call() {
+    let world = World::new().await;
+    world.settle().await;
+    let names = instances(CALLERS);
+    let sent = names
+        .iter()
+        .map(|name| world.provider.enqueue_for_orchestrator(start(name), None));
+    for answer in join_all(sent).await {
+        answer.expect("enqueue");
+    }
+    assert_eq!(world.proxy.calls_of(MESSAGES), 1);
+
+    let fetches_before = world.proxy.calls_of(FETCH_TURNS);
+    let fetched = join_all(names.iter().map(|_| turn(&*world.provider, LOCK))).await;
+    assert_eq!(world.proxy.calls_of(FETCH_TURNS), fetches_before + 1);
+
+    let acks = fetched.into_iter().map(|(item, token, _)| {
+        let turn = Turn {
+            instance: item.instance,
+            token,
+        };
+        ack_first(world.provider.clone(), turn)
+    });
+    for answer in join_all(acks).await {
+        answer.expect("ack");
+    }
+    assert_eq!(world.proxy.calls_of(TURN_ACKS), 1);
+    assert_eq!(senders(&world).await, sorted(names));
+}
 
 #[tokio::test]
 async fn turn_acks_share_a_call() {

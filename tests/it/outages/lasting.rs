@@ -286,18 +286,19 @@ async fn renewal_gives_up_in_the_end() {
 async fn ordinary_calls_leave_connections_for_renewals() {
     let world = World::new().await;
     let token = world.activity("renewed activity", LEASE).await;
-    let before = world.proxy.calls_of(".get_custom_status(");
-    // The pool has eight connections.
+    // Of a kind that shares no calls. The pool has eight connections.
+    const CALL: &str = ".read_with_execution(";
+    let before = world.proxy.calls_of(CALL);
     let hanging: Vec<_> = (0..8)
         .map(|_| {
-            let held = world.proxy.hold_answer_of(".get_custom_status(");
+            let held = world.proxy.hold_answer_of(CALL);
             let provider = world.provider.clone();
-            let call = tokio::spawn(async move { provider.get_custom_status("some instance", 0).await });
+            let call = tokio::spawn(async move { provider.read_with_execution("some instance", 1).await });
             (held, call)
         })
         .collect();
     super::eventually("calls hang on all connections they may use", || async {
-        (world.proxy.calls_of(".get_custom_status(") - before >= 6).then_some(())
+        (world.proxy.calls_of(CALL) - before >= 6).then_some(())
     })
     .await;
     let renewal = world.provider.renew_work_item_lock(&token, LEASE);
