@@ -38,6 +38,8 @@ mod poll;
 mod provider;
 mod schema_name;
 mod sessions;
+#[cfg(feature = "cli")]
+mod shell;
 mod signatures;
 mod telemetry;
 #[cfg(feature = "test-support")]

@@ -7,13 +7,13 @@ use tokio_postgres::{GenericClient, Row};
 
 use super::arguments::Arguments;
 use super::output::Failure;
-use super::shell::quoted;
 use crate::PostgresProvider;
 use crate::call::{Caller, Parameters};
 use crate::connect::{Pool, Pooled};
 use crate::deploy::{self, Deployment, Standing};
 use crate::inner::Inner;
 use crate::schema_name::SchemaName;
+use crate::shell;
 use crate::wake::Waker;
 
 /// One command needs one connection, and some of its calls another.
@@ -23,6 +23,16 @@ pub(super) struct Connection {
     pool: Pool,
     pub(super) schema: SchemaName,
     caller: Caller,
+}
+
+/// A schema without a deployment.
+pub(super) enum Place {
+    Missing,
+    Empty,
+    /// Nothing in it is ours.
+    Theirs,
+    /// Ours, but these of the tables that say so are lost; or their rows are.
+    Damaged(Vec<String>),
 }
 
 impl Connection {
@@ -68,24 +78,51 @@ impl Connection {
 
     /// Why there is no deployment.
     pub(super) async fn not_deployed(&self) -> Result<Failure, Failure> {
-        let exists = "select exists (select from pg_namespace where nspname = $1)";
-        let rows = self.query(exists, &[&self.schema.as_str()]).await?;
-        let exists = rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false));
-        let name = self.schema.as_str();
-        let problem = if exists {
-            format!("schema {name:?} is not ours: duroxide-postgres is not deployed in it")
-        } else {
-            format!("there is no schema {name:?} in this database")
-        };
-        Ok(Failure::new(format!(
-            "{problem}. Name another one with --schema, or deploy with: {} schema apply",
-            self.command()
-        )))
+        let (name, command) = (self.schema.as_str(), self.command());
+        Ok(Failure::new(match self.place().await? {
+            Place::Missing => format!(
+                "there is no schema {name:?} in this database. Name another one with --schema, or deploy with: \
+                 {command} schema apply"
+            ),
+            Place::Empty => format!(
+                "schema {name:?} is empty. Name another one with --schema, or deploy with: {command} schema apply"
+            ),
+            Place::Theirs => format!(
+                "schema {name:?} is not ours: duroxide-postgres is not deployed in it. Name another one with --schema"
+            ),
+            Place::Damaged(lost) if lost.is_empty() => format!(
+                "schema {name:?} is not completely deployed: nothing says by which release. Deploy that one, or a later \
+                 one, again: {command} schema apply"
+            ),
+            Place::Damaged(lost) => format!(
+                "{}. What to do says: {command} doctor",
+                deploy::incomplete(&self.schema, &lost)
+            ),
+        }))
+    }
+
+    /// What is there instead of a deployment.
+    pub(super) async fn place(&self) -> Result<Place, Failure> {
+        let client = self.client().await?;
+        if let Some(lost) = deploy::lost(&**client, &self.schema).await? {
+            return Ok(Place::Damaged(lost));
+        }
+        let sql = "select exists (select from pg_depend as d where d.refclassid = 'pg_namespace'::regclass \
+                                     and d.refobjid = n.oid and d.deptype = 'n') as is_used \
+                     from pg_namespace as n where n.nspname = $1";
+        let rows = query_unnamed(&**client, sql, &[&self.schema.as_str()])
+            .await
+            .map_err(deploy::database)?;
+        match rows.first() {
+            None => Ok(Place::Missing),
+            Some(row) if column(row, "is_used")? => Ok(Place::Theirs),
+            Some(_) => Ok(Place::Empty),
+        }
     }
 
     /// How commands about this schema begin, for a shell.
     pub(super) fn command(&self) -> String {
-        format!("duroxide-postgres --schema {}", quoted(self.schema.as_str()))
+        shell::command(&self.schema)
     }
 
     /// A statement of our own, about the catalogs or the views.

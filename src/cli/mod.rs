@@ -12,7 +12,6 @@ mod instances;
 mod output;
 mod prune;
 mod schema;
-pub(crate) mod shell;
 mod show;
 mod status;
 mod timeline;
@@ -24,6 +23,8 @@ use clap::Parser;
 use arguments::{Arguments, Command, SchemaCommand};
 use connection::Connection;
 use output::{Failure, Outcome, print, say};
+
+use crate::shell;
 
 /// Runs the command this process was started as.
 #[must_use]
@@ -46,13 +47,11 @@ fn who_may(arguments: &Arguments) -> String {
         Command::Schema(SchemaCommand::Apply | SchemaCommand::Drop { .. }) | Command::Grant(_) => {
             return format!("Only the owner of schema {:?} may do that", arguments.schema);
         }
-        Command::Status | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => " --for dashboard",
+        Command::Schema(_) | Command::Status | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => {
+            " --for dashboard"
+        }
         Command::Delete { .. } | Command::Prune(_) => " --for cleanup",
-        Command::Schema(_)
-        | Command::Show { .. }
-        | Command::History { .. }
-        | Command::Cancel { .. }
-        | Command::Raise(_) => "",
+        Command::Show { .. } | Command::History { .. } | Command::Cancel { .. } | Command::Raise(_) => "",
     };
     format!(
         "Use a role that may, or ask the owner for: duroxide-postgres --schema {} grant{purpose} ROLE",
@@ -63,7 +62,10 @@ fn who_may(arguments: &Arguments) -> String {
 async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
     match &arguments.command {
         Command::Schema(SchemaCommand::Sql { from }) => schema::sql(&arguments.schema, *from),
-        Command::Schema(command) => schema::run(&Connection::open(arguments)?, command).await,
+        Command::Schema(SchemaCommand::Apply) => schema::apply(&Connection::open(arguments)?).await,
+        Command::Schema(SchemaCommand::Verify) => schema::verify(&Connection::open(arguments)?).await,
+        Command::Schema(SchemaCommand::Drop { yes }) => schema::drop(&Connection::open(arguments)?, *yes).await,
+        Command::Schema(SchemaCommand::Version) => schema::version(&Connection::open(arguments)?).await,
         Command::Grant(grant) if grant.sql => grant::sql(&arguments.schema, grant),
         Command::Grant(grant) => grant::run(&Connection::open(arguments)?, grant).await,
         Command::Status => status::run(&Connection::open(arguments)?).await,

@@ -126,6 +126,10 @@ impl Failure {
         }
     }
 
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.code == 3
+    }
+
     /// The role may not.
     pub(super) fn privilege(message: impl Into<String>) -> Self {
         Self {

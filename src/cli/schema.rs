@@ -6,10 +6,10 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use super::arguments::SchemaCommand;
-use super::connection::{Connection, column};
+use super::connection::{Connection, Place, column};
 use super::output::{Failure, Outcome, ask, say, visible};
 use crate::deploy::{self, Applied, Deployment, RELEASE, Standing};
+use crate::error::ErrorKind;
 use crate::schema_name::SchemaName;
 
 pub(super) fn sql(schema: &str, from: i32) -> Result<Outcome, Failure> {
@@ -19,24 +19,22 @@ pub(super) fn sql(schema: &str, from: i32) -> Result<Outcome, Failure> {
     Ok(Outcome::script(sql, json))
 }
 
-pub(super) async fn run(connection: &Connection, command: &SchemaCommand) -> Result<Outcome, Failure> {
-    match command {
-        SchemaCommand::Sql { from } => sql(connection.schema.as_str(), *from),
-        SchemaCommand::Apply => apply(connection).await,
-        SchemaCommand::Verify => verify(connection).await,
-        SchemaCommand::Drop { yes } => drop(connection, *yes).await,
-        SchemaCommand::Version => version(connection).await,
-    }
-}
-
-async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
+pub(super) async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
     let name = connection.schema.as_str();
     let progress = ProgressBar::new_spinner().with_message(format!("deploying release {RELEASE} to schema {name:?}"));
     progress.enable_steady_tick(Duration::from_millis(100));
     let mut session = connection.session().await?;
     let applied = deploy::apply_and_tell(&mut session, &connection.schema, true, &tell(&progress)).await;
     progress.finish_and_clear();
-    let applied = applied?;
+    let applied = match applied {
+        // The error says what is needed: nobody owns it yet.
+        Err(error)
+            if error.kind() == ErrorKind::Privilege && matches!(connection.place().await, Ok(Place::Missing)) =>
+        {
+            return Err(Failure::new(error.to_string()));
+        }
+        applied => applied?,
+    };
     let Deployment { release, migration, .. } = connection.deployment().await?;
     let text = match applied {
         Applied::Deployed => format!("schema {name:?}: release {RELEASE} is deployed, migration {migration}"),
@@ -65,7 +63,7 @@ fn tell(progress: &ProgressBar) -> impl Fn(&str) + Sync + '_ {
     }
 }
 
-async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
+pub(super) async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     let name = connection.schema.as_str();
     let Some(found) = connection.find_deployment().await? else {
         return Err(connection.not_deployed().await?);
@@ -77,7 +75,8 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     let grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
     // A later release serves this one, and looks different.
     let newer = standing == Standing::Newer;
-    let ok = newer || (drift.is_empty() && grants.is_empty());
+    let outdated = standing == Standing::Outdated;
+    let ok = newer || (drift.is_empty() && grants.is_empty() && !outdated);
 
     let mut text = format!(
         "schema {name:?}: release {}, migration {}\n",
@@ -95,14 +94,15 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     for problem in &grants {
         text.push_str(&format!("  grants: {}\n", visible(problem)));
     }
-    let views_compared = drift.views_compared();
-    if !views_compared {
-        text.push_str(
-            "  not compared: what the views say, for that takes temporary views (grant temporary on database), and \
-             everything that the views read\n",
-        );
+    if let Some(why) = drift.views_unknown() {
+        text.push_str(&format!("  not compared: what the views say, for {why}\n"));
     }
-    if drift.is_empty() && grants.is_empty() {
+    let views_compared = drift.views_unknown().is_none();
+    if outdated {
+        text.push_str(&format!(
+            "  outdated: deployed by another release than {RELEASE}, or another build of it\n"
+        ));
+    } else if drift.is_empty() && grants.is_empty() {
         let but = if views_compared { "" } else { ", the views aside" };
         text.push_str(&format!("  as this release deploys it{but}\n"));
     } else if newer {
@@ -125,15 +125,15 @@ async fn verify(connection: &Connection) -> Result<Outcome, Failure> {
     let problem = (!ok).then(|| {
         Failure::new(format!(
             "schema {name:?} is not as release {RELEASE} deploys it. \
-             Functions, views and permissions are put right by: {0} schema apply. \
-             What else to do says: {0} doctor",
+             Functions, views and what PUBLIC may are put right by: {0} schema apply; what roles lack or have too much, by \
+             what their lines say. What else to do says: {0} doctor",
             connection.command()
         ))
     });
     Ok(Outcome::new(text, json).with_problem(problem))
 }
 
-async fn version(connection: &Connection) -> Result<Outcome, Failure> {
+pub(super) async fn version(connection: &Connection) -> Result<Outcome, Failure> {
     let name = connection.schema.as_str();
     let found = connection.deployment().await?;
     let Deployment {
@@ -170,7 +170,7 @@ fn standing_name(standing: Standing) -> &'static str {
     }
 }
 
-async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, Failure> {
+pub(super) async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, Failure> {
     let name = connection.schema.as_str();
     let found = connection.deployment().await?;
     let newer = || format!("nothing was dropped, for this is release {RELEASE}: ");

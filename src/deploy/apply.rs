@@ -1,32 +1,16 @@
 //! Deploys, and never stands in the way for long.
 
-use std::error::Error as _;
-use std::time::{Duration, Instant};
-
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
-use tracing::{info, warn};
+use tokio_postgres::{Client, Transaction};
+use tracing::info;
 
+use super::patience::{Patience, Tell};
 use super::{
     Deployment, EXPECTED, RELEASE, Standing, check_server, database, decode, drift, find_drift_within, functions,
-    migrations, no_transaction, standing,
+    migrations, owner, records, standing,
 };
-use crate::call::jittered;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, describe};
 use crate::schema_name::SchemaName;
-
-/// How long an attempt waits for a lock. Calls of running processes queue up behind it, so this is less than any lease.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-const ATTEMPTS: u32 = 8;
-/// Between attempts, so that what had queued up gets done.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(2);
-/// How long to wait, in all, for somebody else who deploys the same schema: it may be a while, and nobody queues up behind.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Somebody who wants to know why it takes a while.
-pub(crate) type Tell<'a> = &'a (dyn Fn(&str) + Sync);
 
 /// What a deployment did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,22 +34,11 @@ pub(crate) async fn apply_and_tell(
     repair: bool,
     tell: Tell<'_>,
 ) -> Result<Applied, Error> {
-    let patience = Instant::now() + PATIENCE;
-    let mut pause = FIRST_PAUSE;
-    let mut attempts = 1;
+    let mut patience = Patience::new(schema, "nothing was changed", tell);
     loop {
-        match attempt(client, schema, repair, patience, tell).await {
-            Err(error) if is_blocked(&error) => {
-                if attempts == ATTEMPTS {
-                    return Err(gave_up(client, schema, error).await);
-                }
-                warn!(schema = schema.as_str(), %error, "somebody is in the way of the deployment; trying again");
-                tell(&format!("somebody is in the way: {error}; trying again"));
-                tokio::time::sleep(jittered(pause)).await;
-                pause = (pause * 2).min(MAX_PAUSE);
-                attempts += 1;
-            }
-            result => return result,
+        match attempt(client, schema, repair, &patience).await {
+            Err(error) => patience.try_again(client, error).await?,
+            done => return done,
         }
     }
 }
@@ -74,12 +47,11 @@ async fn attempt(
     client: &mut Client,
     schema: &SchemaName,
     repair: bool,
-    patience: Instant,
-    tell: Tell<'_>,
+    patience: &Patience<'_>,
 ) -> Result<Applied, Error> {
-    let transaction = begin(client, schema, patience, tell).await?;
-    limit_waiting(&transaction).await?;
+    let transaction = patience.begin(client).await?;
     check_server(&transaction).await?;
+    records::require(&transaction, schema).await?;
     // Somebody else may have been faster.
     let found = match read_locked(&transaction, schema).await? {
         Some(found) => Some(standing(&found, schema)?),
@@ -93,6 +65,9 @@ async fn attempt(
     create_schema(&transaction, schema).await?;
     refuse_foreign_objects(&transaction, schema).await?;
     migrations::apply(&transaction).await?;
+    if found.is_none() {
+        records::refuse_later_migrations(&transaction, schema).await?;
+    }
     let drift = find_drift_within(&transaction, schema).await?;
     if found == Some(Standing::Current) && !drift.can_be_repaired() && !is_open_to_public(&transaction, schema).await? {
         return Ok(Applied::Unchanged);
@@ -102,149 +77,6 @@ async fn attempt(
     info!(schema = schema.as_str(), release = RELEASE, "schema deployed");
     Ok(Applied::Deployed)
 }
-
-/// A transaction that nobody else deploys, or removes, this schema beside. Waits for those who do until `patience` ends.
-async fn begin<'a>(
-    client: &'a mut Client,
-    schema: &SchemaName,
-    patience: Instant,
-    tell: Tell<'_>,
-) -> Result<Transaction<'a>, Error> {
-    let transaction = client
-        .build_transaction()
-        // What the previous holder of the lock did must be seen, whatever the server's default is.
-        .isolation_level(IsolationLevel::ReadCommitted)
-        .read_only(false)
-        .start()
-        .await
-        .map_err(no_transaction)?;
-    // Asked again and again, not waited for: whatever lock_timeout is set, and so that it can be said who has it.
-    let mut told = false;
-    loop {
-        let row = transaction
-            .query_typed_one(
-                "select pg_try_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext($1))",
-                &[(&schema.as_str(), Type::TEXT)],
-            )
-            .await
-            .map_err(database)?;
-        if row.try_get(0).map_err(database)? {
-            return Ok(transaction);
-        }
-        if told && Instant::now() < patience {
-            tokio::time::sleep(jittered(LOOK)).await;
-            continue;
-        }
-        let who = holders(&transaction, schema, Duration::ZERO, true).await;
-        let what = format!("somebody else deploys or drops schema {:?}. {who}", schema.as_str());
-        if told {
-            return Err(Error::new(
-                ErrorKind::Database,
-                format!(
-                    "nothing was changed: {what}. Waited for that for {PATIENCE:?}. Try again later, or end what is in the way"
-                ),
-            ));
-        }
-        info!(schema = schema.as_str(), "waiting for another deployment");
-        tell(&format!("{what}. Waiting"));
-        told = true;
-    }
-}
-
-/// The same, for something that is done once.
-#[cfg(feature = "cli")]
-pub(super) async fn begin_patiently<'a>(
-    client: &'a mut Client,
-    schema: &SchemaName,
-    tell: Tell<'_>,
-) -> Result<Transaction<'a>, Error> {
-    begin(client, schema, Instant::now() + PATIENCE, tell).await
-}
-
-/// Whoever set a shorter time keeps it.
-async fn limit_waiting(transaction: &Transaction<'_>) -> Result<(), Error> {
-    transaction
-        .query_typed(
-            "select set_config('lock_timeout', least(nullif(s.setting::bigint, 0), $1)::text, true) \
-               from pg_settings as s where s.name = 'lock_timeout'",
-            &[(&(LOCK_TIMEOUT.as_millis() as i64), Type::INT8)],
-        )
-        .await
-        .map_err(database)?;
-    Ok(())
-}
-
-/// A lock was not to be had in time, or was part of a deadlock.
-fn is_blocked(error: &Error) -> bool {
-    let mut cause = error.source();
-    while let Some(current) = cause {
-        if let Some(error) = current.downcast_ref::<tokio_postgres::Error>() {
-            return error
-                .code()
-                .is_some_and(|code| matches!(code.code(), "55P03" | "40P01"));
-        }
-        cause = current.source();
-    }
-    false
-}
-
-async fn gave_up(client: &Client, schema: &SchemaName, error: Error) -> Error {
-    let who = holders(client, schema, LOCK_TIMEOUT, false).await;
-    Error::new(
-        ErrorKind::Database,
-        format!(
-            "schema {:?} was not changed: {error}, {ATTEMPTS} times. {who}. Try again later, or end what is in the way",
-            schema.as_str()
-        ),
-    )
-    .caused_by(error)
-}
-
-/// Who is in the way: a session that has had a lock on something in the schema for that long; or the lock of deployments.
-async fn holders(client: &impl GenericClient, schema: &SchemaName, since: Duration, deploying: bool) -> String {
-    let holders = client
-        .query_typed(
-            HOLDERS,
-            &[
-                (&schema.as_str(), Type::TEXT),
-                (&since.as_secs_f64(), Type::FLOAT8),
-                (&deploying, Type::BOOL),
-            ],
-        )
-        .await
-        .and_then(|rows| {
-            rows.iter()
-                .map(|row| row.try_get(0))
-                .collect::<Result<Vec<String>, _>>()
-        })
-        .unwrap_or_default();
-    if holders.is_empty() {
-        "Who that was is not to be seen any more".to_string()
-    } else {
-        format!("In the way: {}", holders.join("; "))
-    }
-}
-
-const HOLDERS: &str = "\
-    select format('session %s of %s, application_name %L%s, has %s (select pg_terminate_backend(%s))', \
-                  l.pid, coalesce(a.usename, '?'), coalesce(a.application_name, ''), \
-                  coalesce(', ' || a.state || ' since ' || date_trunc('second', a.state_change)::text, ''), \
-                  string_agg(distinct coalesce(l.mode || ' on ' || c.relname, 'the lock of deployments'), ', '), l.pid) \
-      from pg_locks as l \
-      left join pg_class as c on c.oid = l.relation \
-      left join pg_namespace as n on n.oid = c.relnamespace \
-      left join pg_stat_activity as a on a.pid = l.pid \
-     where l.database = (select d.oid from pg_database as d where d.datname = current_database()) \
-       and l.granted \
-       and l.pid <> pg_backend_pid() \
-       and case when $3 then l.locktype = 'advisory' and l.objsubid = 2 \
-                             and l.classid = (hashtext('duroxide-postgres:deploy')::bigint & 4294967295)::oid \
-                             and l.objid = (hashtext($1)::bigint & 4294967295)::oid \
-                else n.nspname = $1 and c.relkind in ('r', 'p', 'v') end \
-       and (a.xact_start is null or a.xact_start < clock_timestamp() - $2 * interval '1 second') \
-     group by l.pid, a.usename, a.application_name, a.state, a.state_change, a.xact_start \
-     order by a.xact_start \
-     limit 3";
 
 async fn read_locked(client: &Transaction<'_>, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
     let exists = client
@@ -267,22 +99,41 @@ async fn read_locked(client: &Transaction<'_>, schema: &SchemaName) -> Result<Op
 async fn create_schema(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<(), Error> {
     let row = transaction
         .query_typed_one(
-            "select exists (select from pg_namespace where nspname = $1)",
+            "select exists (select from pg_namespace where nspname = $1), \
+                    quote_ident(current_database()), quote_ident(current_user)",
             &[(&schema.as_str(), Type::TEXT)],
         )
         .await
         .map_err(database)?;
-    if !row.try_get::<_, bool>(0).map_err(database)? {
-        transaction
+    let text = |i| row.try_get::<_, String>(i).map_err(super::database);
+    let (database, role) = (text(1)?, text(2)?);
+    if !row.try_get::<_, bool>(0).map_err(super::database)? {
+        let created = transaction
             .batch_execute(&format!("create schema {}", schema.quoted()))
-            .await
-            .map_err(database)?;
+            .await;
+        created.map_err(|error| match error.code().map(|state| state.code()) {
+            Some("42501") => Error::new(
+                ErrorKind::Privilege,
+                format!(
+                    "schema {:?} cannot be created: {}. Deploy with a role that may, and use \
+                     DeployPolicy::Verify for this one; or let it: grant create, temporary on database {database} to {role};",
+                    schema.as_str(),
+                    describe(&error)
+                ),
+            )
+            .caused_by(error),
+            _ => super::database(error),
+        })?;
     }
     // pg_temp last: otherwise temporary tables would be found first.
     transaction
-        .batch_execute(&format!("set local search_path = {}, pg_temp", schema.quoted()))
+        .batch_execute(&format!(
+            "set local search_path = {}, pg_temp; {}",
+            schema.quoted(),
+            owner::BECOME_OWNER
+        ))
         .await
-        .map_err(database)
+        .map_err(super::database)
 }
 
 /// Before the first deployment, nothing in the schema may have a name of ours: later all of them are.

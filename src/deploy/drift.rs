@@ -18,8 +18,8 @@ pub(crate) struct Drift {
     pub(super) extra_lines: BTreeMap<String, Vec<String>>,
     /// Extra functions with the types that make them unique, by name.
     pub(super) extra_functions: Vec<(String, String)>,
-    /// Whether nobody could tell what the views say.
-    views_unknown: bool,
+    /// Why nobody could tell what the views say.
+    views_unknown: Option<&'static str>,
 }
 
 /// An object that is not as it should be.
@@ -41,17 +41,26 @@ impl Drift {
     }
 
     #[cfg(feature = "cli")]
-    pub(crate) fn views_compared(&self) -> bool {
-        !self.views_unknown
+    pub(crate) fn views_unknown(&self) -> Option<&'static str> {
+        self.views_unknown
+    }
+
+    /// Whether tables, or what belongs to them, are not as they should be; the record of deployments aside.
+    #[cfg(feature = "cli")]
+    pub(super) fn concerns_tables(&self) -> bool {
+        self.names().filter(|name| of_view(name).is_none()).any(|name| {
+            let Object { kind, name, .. } = Object::parse(name);
+            matches!(kind, "table" | "column" | "constraint") && name != "deployment"
+        })
     }
 
     pub(crate) fn changed_names(&self) -> Vec<String> {
         self.changed.iter().map(|change| change.name.clone()).collect()
     }
 
-    /// Adds views whose body differs; none: that cannot be told.
-    pub(super) fn add_views(&mut self, views: Option<Vec<String>>) {
-        self.views_unknown = views.is_none();
+    /// Adds views whose body differs, or why that cannot be told.
+    pub(super) fn add_views(&mut self, views: Result<Vec<String>, &'static str>) {
+        self.views_unknown = views.as_ref().err().copied();
         for view in views.unwrap_or_default() {
             let name = format!("view {view}");
             // A view can differ in both ways.
@@ -68,7 +77,7 @@ impl Drift {
 
     /// Whether functions, views or triggers are not as they should be: what a deployment puts right.
     pub(super) fn can_be_repaired(&self) -> bool {
-        self.views_unknown
+        self.views_unknown.is_some()
             || self.names().any(|name| {
                 matches!(name.split_once(' '), Some(("function" | "trigger", _))) || of_view(name).is_some()
             })
@@ -76,7 +85,7 @@ impl Drift {
 
     /// Whether a view has to be created, or created anew.
     pub(super) fn concerns_view(&self, view: &str) -> bool {
-        self.views_unknown || self.differs_in_view(view)
+        self.views_unknown.is_some() || self.differs_in_view(view)
     }
 
     /// Whether a view of ours is missing or changed. A column that is missing in it is one reason.

@@ -2,8 +2,8 @@
 
 use tokio_postgres::Transaction;
 
-use super::{Drift, EXPECTED, RELEASE, SERVES_FROM, database, drift, views};
-use crate::error::Error;
+use super::{Drift, EXPECTED, RELEASE, SERVES_FROM, database, drift, still_used, views};
+use crate::error::{Error, ErrorKind};
 
 include!(concat!(env!("OUT_DIR"), "/functions.rs"));
 
@@ -17,7 +17,11 @@ pub(super) const RESTORE_GRANTS: &str = "do $$ begin execute current_setting('du
 pub(super) async fn deploy(transaction: &Transaction<'_>, drift: &Drift) -> Result<(), Error> {
     let run = |sql: String| async move { transaction.batch_execute(&sql).await.map_err(database) };
     run("set local check_function_bodies = off".to_string()).await?;
-    run(drop_changed_signatures()).await?;
+    let dropped = transaction.batch_execute(&drop_changed_signatures()).await;
+    dropped.map_err(|error| match still_used(&error) {
+        Some(cause) => Error::new(ErrorKind::Schema, format!("nothing was changed: {cause}")).caused_by(error),
+        None => database(error),
+    })?;
     for (name, sql) in FUNCTIONS {
         if views::definition(name, sql).is_some_and(|(view, _)| !drift.concerns_view(view)) {
             continue;

@@ -8,7 +8,10 @@ mod apply;
 mod drift;
 mod functions;
 mod migrations;
+mod owner;
+mod patience;
 mod place;
+mod records;
 #[cfg(feature = "cli")]
 mod removal;
 #[cfg(feature = "cli")]
@@ -38,6 +41,8 @@ pub(crate) use apply::{Applied, apply_and_tell};
 pub(crate) use drift::Drift;
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]
+pub(crate) use records::{incomplete, lost, rewrite_history};
+#[cfg(feature = "cli")]
 pub(crate) use removal::remove;
 #[cfg(feature = "cli")]
 pub(crate) use repairs::{Repair, repairs};
@@ -54,7 +59,7 @@ pub(crate) const EXPECTED: &str = include_str!("../../sql/deployed.txt");
 pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// The oldest release whose processes the functions of this one still serve.
 const SERVES_FROM: &str = "0.1.0";
-const OLDEST_SERVER: i32 = 140_000;
+pub(crate) const OLDEST_SERVER: i32 = 140_000;
 
 /// What is deployed in a schema.
 pub(crate) struct Deployment {
@@ -158,7 +163,7 @@ pub(crate) fn standing(found: &Deployment, schema: &SchemaName) -> Result<Standi
                 ErrorKind::NewerSchema,
                 format!(
                     "schema {:?} was deployed by release {deployed}, which serves processes from release {serves_from} on; \
-                     this is {own}",
+                     this is {own}. Install release {serves_from} or later",
                     schema.as_str()
                 ),
             ));
@@ -186,11 +191,14 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
     check_server(&**client).await?;
     let actual = describe_schema(&**client, schema).await?;
     let drift = drift::compare(EXPECTED, &actual);
+    if found.is_none() {
+        records::require(&**client, schema).await?;
+    }
     let problem = match found {
         _ if actual.is_empty() => "is not deployed".to_string(),
         None => format!("is not completely deployed: {drift}"),
         Some(_) if !drift.is_empty() => format!("is not as release {RELEASE} deploys it: {drift}"),
-        // Only what the digest covers and the description does not: comments in the files.
+        // The rest of what the digest covers, bodies of views and permissions, is nothing to a process.
         Some(_) => return Ok(()),
     };
     Err(Error::new(
@@ -271,6 +279,16 @@ pub(crate) fn no_transaction(error: tokio_postgres::Error) -> Error {
         return Error::new(ErrorKind::Config, text).caused_by(error);
     }
     database(error)
+}
+
+/// What somebody built upon that which is to be dropped. PostgreSQL's hint, CASCADE, would drop that as well.
+fn still_used(error: &tokio_postgres::Error) -> Option<String> {
+    let error = error.as_db_error().filter(|error| error.code().code() == "2BP01")?;
+    Some(format!(
+        "{}: {}. Drop or move those first",
+        error.message(),
+        error.detail().unwrap_or_default()
+    ))
 }
 
 pub(crate) fn database(error: tokio_postgres::Error) -> Error {

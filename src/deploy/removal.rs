@@ -3,8 +3,8 @@
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
-use super::apply::{Tell, begin_patiently};
-use super::{EXPECTED, database, drift};
+use super::patience::{Patience, Tell};
+use super::{EXPECTED, database, drift, still_used};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
 
@@ -17,9 +17,19 @@ pub(crate) struct Removal {
 
 /// Drops what a deployment made, all or nothing, and the schema if nothing else is in it.
 pub(crate) async fn remove(client: &mut Client, schema: &SchemaName, tell: Tell<'_>) -> Result<Removal, Error> {
-    let transaction = begin_patiently(client, schema, tell).await?;
+    let mut patience = Patience::new(schema, "nothing was dropped", tell);
+    loop {
+        match attempt(client, schema, &patience).await {
+            Err(error) => patience.try_again(client, error).await?,
+            done => return done,
+        }
+    }
+}
+
+async fn attempt(client: &mut Client, schema: &SchemaName, patience: &Patience<'_>) -> Result<Removal, Error> {
+    let transaction = patience.begin(client).await?;
     transaction
-        .batch_execute("set local lock_timeout = '30s'; set local client_min_messages = warning")
+        .batch_execute("set local client_min_messages = warning")
         .await
         .map_err(database)?;
     let ours = |kind| drift::names(EXPECTED, kind).map(str::to_string);
@@ -44,13 +54,9 @@ pub(crate) async fn remove(client: &mut Client, schema: &SchemaName, tell: Tell<
         transaction
             .batch_execute(&format!("drop {kind} {}", identities.join(", ")))
             .await
-            .map_err(|error| {
-                if error.code().is_some_and(|code| code.code() == "2BP01") {
-                    let cause = crate::error::describe(&error);
-                    Error::new(ErrorKind::Schema, format!("nothing was dropped: {cause}")).caused_by(error)
-                } else {
-                    database(error)
-                }
+            .map_err(|error| match still_used(&error) {
+                Some(cause) => Error::new(ErrorKind::Schema, format!("nothing was dropped: {cause}")).caused_by(error),
+                None => database(error),
             })?;
         objects += identities.len();
     }

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use super::EXPECTED;
 use super::drift::{self, Change, Drift, Object};
-use crate::cli::shell::quoted;
 use crate::schema_name::SchemaName;
+use crate::shell::{command, quoted};
 use table::{Column, options};
 
 /// One difference, and what to do about it.
@@ -21,8 +21,6 @@ pub(crate) struct Repair {
     /// For psql or a shell.
     pub(crate) command: String,
     pub(crate) is_index: bool,
-    /// Whether it only is in the way: nothing of ours is missing or changed.
-    pub(crate) is_extra: bool,
 }
 
 /// One for each object. What is part of a missing or extra relation is not named as well.
@@ -38,12 +36,11 @@ pub(crate) fn repairs(drift: &Drift, schema: &SchemaName) -> Vec<Repair> {
     let renamed = renamed(drift);
     let mut views = BTreeSet::new();
     let mut repairs = Vec::new();
-    let mut add = |message: String, command: String, object: &str, is_extra: bool| {
+    let mut add = |message: String, command: String, object: &str| {
         repairs.push(Repair {
             message,
             command,
             is_index: object.starts_with("index "),
-            is_extra,
         });
     };
     for object in &drift.missing {
@@ -60,13 +57,12 @@ pub(crate) fn repairs(drift: &Drift, schema: &SchemaName) -> Vec<Repair> {
                     other.part
                 ),
                 object,
-                false,
             );
             continue;
         }
         match drift::of_view(object) {
             Some(view) if part_of(object).is_some() => drop(views.insert(view)),
-            _ => add(format!("missing: {object}"), place.create(object), object, false),
+            _ => add(format!("missing: {object}"), place.create(object), object),
         }
     }
     for change in &drift.changed {
@@ -81,7 +77,7 @@ pub(crate) fn repairs(drift: &Drift, schema: &SchemaName) -> Vec<Repair> {
         }
         match drift::of_view(&change.name) {
             Some(view) => drop(views.insert(view)),
-            None => add(describe(change), place.change(change), &change.name, false),
+            None => add(describe(change), place.change(change), &change.name),
         }
     }
     for object in &drift.extra {
@@ -95,17 +91,17 @@ pub(crate) fn repairs(drift: &Drift, schema: &SchemaName) -> Vec<Repair> {
             for (_, signature) in drift.extra_functions.iter().filter(|(function, _)| function == name) {
                 // Procedures and aggregates too.
                 let command = format!("alter routine {} set schema public;", place.named(signature));
-                add(format!("not ours: function {signature}"), command, object, true);
+                add(format!("not ours: function {signature}"), command, object);
             }
             continue;
         }
         match drift::of_view(object) {
             Some(view) => drop(views.insert(view)),
-            None => add(format!("not ours: {object}"), place.remove(object), object, true),
+            None => add(format!("not ours: {object}"), place.remove(object), object),
         }
     }
     for view in views {
-        add(format!("changed: view {view}"), place.apply(), "", false);
+        add(format!("changed: view {view}"), place.apply(), "");
     }
     repairs
 }
@@ -201,15 +197,50 @@ fn definition(object: &str) -> &'static str {
     expected_line(object).map_or("", |line| line[object.len()..].trim_start())
 }
 
+/// What is lost is in a backup.
+pub(super) fn restore(schema: &SchemaName, table: &str) -> String {
+    format!(
+        "pg_restore --schema={} --table={table} --dbname=\"$DATABASE_URL\" BACKUP # all nodes stopped; then doctor again",
+        quoted(schema.as_str())
+    )
+}
+
 struct Place<'a> {
     schema: &'a SchemaName,
 }
 
 impl Place<'_> {
     fn apply(&self) -> String {
+        format!("{} schema apply", command(self.schema))
+    }
+
+    fn create_table(&self, table: &str) -> String {
+        let columns = drift::columns(EXPECTED, table).into_iter().map(|column| {
+            let (name, definition) = drift::identifier(column);
+            format!("{name} {}", Column::parse(definition.trim_start()).declaration())
+        });
+        let prefix = format!("constraint {table}.");
+        let constraints = EXPECTED.lines().filter_map(|line| line.strip_prefix(&prefix));
+        let parts: Vec<String> = columns
+            .chain(constraints.map(|constraint| format!("constraint {constraint}")))
+            .collect();
+        format!("create table {} ({});", self.named(table), parts.join(", "))
+    }
+
+    /// Numbers that were given out must not be given out again: what is claimed, and what nodes remember, is known by them.
+    fn count_on(&self, table: &str, column: &str, statement: String) -> String {
+        let claimed = if table == "orchestrator_queue" {
+            format!(
+                ", (select max(c.id) from {} as m, unnest(m.claimed_ids) as c (id))",
+                self.named("mailboxes")
+            )
+        } else {
+            String::new()
+        };
+        let table = self.named(table);
         format!(
-            "duroxide-postgres --schema {} schema apply",
-            quoted(self.schema.as_str())
+            "/* stop all nodes first */ {statement} select setval(pg_get_serial_sequence('{table}', '{column}'), \
+             coalesce(greatest(max({column}){claimed}), 0) + 1, false) from {table};"
         )
     }
 
@@ -222,15 +253,22 @@ impl Place<'_> {
         let Object { kind, name, part, .. } = Object::parse(object);
         let definition = definition(object);
         match kind {
-            "table" => format!(
-                "pg_restore --schema={} --table={name} --dbname=\"$DATABASE_URL\" BACKUP",
-                quoted(self.schema.as_str())
-            ),
-            "column" => format!(
-                "alter table {} add column {part} {};",
-                self.named(name),
-                Column::parse(definition).declaration()
-            ),
+            // One row, which a deployment writes.
+            "table" if name == "deployment" => self.create_table(name),
+            "table" => restore(self.schema, name),
+            "column" => {
+                let column = Column::parse(definition);
+                let add = format!(
+                    "alter table {} add column {part} {};",
+                    self.named(name),
+                    column.declaration()
+                );
+                if column.is_identity() {
+                    self.count_on(name, part, add)
+                } else {
+                    add
+                }
+            }
             "constraint" => format!("alter table {} add constraint {part} {definition};", self.named(name)),
             "index" => {
                 let concurrently = definition.replacen(" INDEX ", " INDEX CONCURRENTLY ", 1);
@@ -254,11 +292,15 @@ impl Place<'_> {
         let (expected, found) = (rest(&change.expected), rest(&change.found));
         match kind {
             "table" => format!("alter table {} {};", self.named(name), options(&expected, &found)),
-            "column" => format!(
-                "alter table {} {};",
-                self.named(name),
-                Column::parse(&found).changes(part, &Column::parse(&expected))
-            ),
+            "column" => {
+                let (found, expected) = (Column::parse(&found), Column::parse(&expected));
+                let alter = format!("alter table {} {};", self.named(name), found.changes(part, &expected));
+                if expected.is_identity() && !found.is_identity() {
+                    self.count_on(name, part, alter)
+                } else {
+                    alter
+                }
+            }
             "constraint" => format!(
                 "alter table {} drop constraint {part}, add constraint {part} {expected};",
                 self.named(name)
@@ -321,7 +363,11 @@ mod tests {
                 "column mailboxes.history_epoch bigint not null identity always",
                 "column mailboxes.history_epoch bigint not null"
             ),
-            ["alter table \"s\".mailboxes alter column history_epoch add generated always as identity;"]
+            [
+                "/* stop all nodes first */ alter table \"s\".mailboxes alter column history_epoch add generated always as identity; \
+               select setval(pg_get_serial_sequence('\"s\".mailboxes', 'history_epoch'), \
+               coalesce(greatest(max(history_epoch)), 0) + 1, false) from \"s\".mailboxes;"
+            ]
         );
         assert_eq!(
             replaced(
@@ -341,7 +387,8 @@ mod tests {
     fn what_is_gone_with_its_table_is_not_named_as_well() {
         let gone = commands(|line| (!line.contains("sessions")).then(|| line.to_string()));
         assert!(
-            gone.contains(&"pg_restore --schema=s --table=sessions --dbname=\"$DATABASE_URL\" BACKUP".to_string()),
+            gone.iter().any(|command| command
+                .starts_with("pg_restore --schema=s --table=sessions --dbname=\"$DATABASE_URL\" BACKUP #")),
             "{gone:?}"
         );
         assert!(

@@ -1,14 +1,15 @@
 //! Who needs which privileges, and who has others.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::{EXPECTED, database, drift};
-use crate::cli::shell::quoted;
 use crate::error::Error;
 use crate::schema_name::{SchemaName, quote_identifier};
+use crate::shell::{command, quoted};
 
 /// What a role is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,11 +142,13 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
             });
         }
     }
+    // Whoever lacks something for payloads is not told to become a dashboard without.
+    let mut with_payloads = BTreeSet::new();
     for (kind, option, marker) in [
         (RoleKind::Runtime, "", "fetch_orchestration_item"),
         (RoleKind::Cleanup, " --for cleanup", "prune_executions"),
-        (RoleKind::Dashboard, " --for dashboard", "queue_health"),
         (RoleKind::Payloads, " --for dashboard --payloads", "instance_payloads"),
+        (RoleKind::Dashboard, " --for dashboard", "queue_health"),
     ] {
         let mut grants = Grants::of(kind);
         if kind == RoleKind::Cleanup {
@@ -160,6 +163,7 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
                     (&marker, Type::TEXT),
                     (&grants.functions, Type::TEXT_ARRAY),
                     (&grants.views, Type::TEXT_ARRAY),
+                    (&PAYLOAD_VIEWS, Type::TEXT_ARRAY),
                 ],
             )
             .await
@@ -167,13 +171,21 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
         for row in &rows {
             let role: String = row.try_get(0).map_err(database)?;
             let lacking: Vec<String> = row.try_get(1).map_err(database)?;
+            let reads_payloads: bool = row.try_get(2).map_err(database)?;
+            match kind {
+                RoleKind::Payloads => drop(with_payloads.insert(role.clone())),
+                RoleKind::Dashboard if with_payloads.contains(&role) => continue,
+                _ => {}
+            }
             problems.push(GrantProblem {
                 message: format!("role {role:?} lacks {}", lacking.join(", ")),
-                command: format!(
-                    "duroxide-postgres --schema {} grant{option} {}",
-                    quoted(schema.as_str()),
-                    quoted(&role)
-                ),
+                // The command takes the payload views away from a dashboard.
+                command: if kind == RoleKind::Dashboard && reads_payloads {
+                    let statements = grants.statements(schema, &role).join(" ");
+                    statements.split_whitespace().collect::<Vec<_>>().join(" ")
+                } else {
+                    format!("{} grant{option} {}", command(schema), quoted(&role))
+                },
                 is_lack: true,
             });
         }
@@ -250,7 +262,7 @@ const OWNERS: &str = "\
      group by o.owner, m.owner \
      order by 1";
 
-/// Roles that were granted $2 but not all of $3 and $4.
+/// Roles that were granted $2 but not all of $3 and $4, and whether they may read any of $5.
 const INCOMPLETE: &str = "\
     with object as ( \
         select p.oid, p.proname as name, p.proacl as acl, p.proowner as owner, true as is_function \
@@ -259,7 +271,9 @@ const INCOMPLETE: &str = "\
         select c.oid, c.relname, c.relacl, c.relowner, false \
           from pg_class as c where c.relnamespace = $1::text::regnamespace and c.relkind = 'v' \
     ) \
-    select r.rolname::text, l.lacking \
+    select r.rolname::text, l.lacking, \
+           exists (select from object as o \
+                    where not o.is_function and o.name = any ($5::text[]) and has_table_privilege(r.oid, o.oid, 'select')) \
       from object as m \
      cross join lateral aclexplode(m.acl) as a \
       join pg_roles as r on r.oid = a.grantee \

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use refinery::Migration;
 
-use super::{EXPECTED, OLDEST_SERVER, RELEASE, drift, functions, migrations};
+use super::{EXPECTED, OLDEST_SERVER, RELEASE, drift, functions, migrations, owner};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
 
@@ -72,7 +72,9 @@ set local lock_timeout = '2s';
     }
     writeln!(
         script,
-        "set local search_path = {quoted}, pg_temp;\n\n{}\n",
+        "set local search_path = {quoted}, pg_temp;\n\n\
+         -- Functions run as their owner: that of what is deployed already, or of the schema.\n{}\n\n{}\n",
+        owner::BECOME_OWNER,
         guard(from)
     )?;
     if from == 0 {
@@ -147,6 +149,10 @@ begin
         if {from} > 0 then
             raise exception 'schema % is not deployed: use a script that begins at migration 1 (without --from)', v_schema;
         end if;
+        if to_regclass('mailboxes') is not null and to_regproc('get_deployment') is not null then
+            raise exception 'schema % is not completely deployed: table schema_history is missing', v_schema
+                using hint = 'What to do says: duroxide-postgres doctor';
+        end if;
         select c.relname into v_name
           from pg_class as c
          where c.relnamespace = quote_ident(current_schema())::regnamespace
@@ -168,7 +174,12 @@ begin
         if exists (select from schema_history as h where h.version > {latest}) then
             raise exception 'schema % was deployed by a later release than {RELEASE}', v_schema;
         end if;
-        if to_regclass('deployment') is not null then
+        if to_regclass('deployment') is null then
+            if exists (select from schema_history) then
+                raise exception 'schema % is not completely deployed: table deployment is missing', v_schema
+                    using hint = 'What to do says: duroxide-postgres doctor';
+            end if;
+        else
             select d.release into v_release from deployment as d;
             if string_to_array(regexp_replace(v_release, '[-+].*', ''), '.')::integer[] > array[{own_version}] then
                 raise exception 'schema % was deployed by release %, which is later than {RELEASE}', v_schema, v_release;

@@ -10,7 +10,7 @@ use crate::schema_name::SchemaName;
 /// How often a view can go through pg_dump and still be known. What is printed settles down after once or twice.
 const RESTORES: usize = 4;
 
-/// Views whose definition is not ours. None if that cannot be told: the role may not create temporary views.
+/// Views whose definition is not ours, or why that cannot be told.
 ///
 /// How a view prints differs between servers, so there is no digest to compare with: what the files say is created
 /// beside it, for a moment, and printed by the same server. A view that went through pg_dump was made from what a server
@@ -18,17 +18,23 @@ const RESTORES: usize = 4;
 pub(super) async fn changed_views(
     transaction: &Transaction<'_>,
     schema: &SchemaName,
-) -> Result<Option<Vec<String>>, Error> {
+) -> Result<Result<Vec<String>, &'static str>, Error> {
     let run = |sql| async move { transaction.batch_execute(sql).await.map_err(database) };
     run("savepoint duroxide_views").await?;
     let changed = compare(transaction, schema).await;
     // Without the release, what follows would be part of it, and the permissions go by the transaction's own id.
     run("rollback to savepoint duroxide_views; release savepoint duroxide_views").await?;
     match changed {
-        Ok(changed) => Ok(Some(changed)),
+        Ok(changed) => Ok(Ok(changed)),
         Err(error) => match error.code().map(|code| code.code()) {
-            // No privilege, a standby, or something it needs is missing, which is reported as such.
-            Some("42501" | "25006" | "42P01" | "42703" | "42883") => Ok(None),
+            Some("42501") => Ok(Err(
+                "that takes temporary views (grant temporary on database), and everything that the views read",
+            )),
+            Some("25006") => Ok(Err(
+                "that takes temporary views, and this is a standby, or the session is read-only (default_transaction_read_only)",
+            )),
+            // Which is reported as such.
+            Some("42P01" | "42703" | "42883") => Ok(Err("something that they read is missing")),
             _ => Err(database(error)),
         },
     }

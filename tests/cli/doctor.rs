@@ -1,9 +1,11 @@
 //! `doctor`: silent on a healthy server, and finds each fault that is planted there, with what cures it.
 
 mod backlog;
+mod lost;
 mod roles;
 mod schema;
 mod server;
+mod settings;
 
 use std::path::Path;
 use std::process::Command;

@@ -124,7 +124,7 @@ async fn running_work_goes_on_and_who_is_in_the_way_is_named() {
     failed.fails(
         1,
         &[
-            "was not changed",
+            "nothing was changed",
             "(SQLSTATE 55P03)",
             &session,
             "application_name 'the holder'",
@@ -199,6 +199,34 @@ async fn deployments_wait_for_each_other_and_say_so() {
     node.health_check().await.expect("healthy");
 }
 
+/// A drop steps aside like a deployment, and says who is in the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drop_waits_no_longer_than_a_deployment() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    let observer = connect(&schema.url).await;
+    let (client, pid) = holder(&schema, "lock table history in row exclusive mode").await;
+    let arguments = ["--schema", &schema.name, "schema", "drop", "--yes"];
+    let child = command(&schema.url, &arguments).spawn().expect("start");
+    waiter(&observer, pid).await;
+    // Behind the drop, which has to let it through: the holder stays.
+    create(&*provider, "i").await;
+    let failed = Finished::from(child.wait_with_output().expect("wait"));
+    failed.fails(
+        1,
+        &[
+            "trying again",
+            "nothing was dropped",
+            &format!("session {pid} of "),
+            "application_name 'the holder'",
+            "RowExclusiveLock on history",
+        ],
+    );
+    client.batch_execute("commit").await.expect("commit");
+    cli(&schema, &["schema", "verify"]).ok();
+    cli(&schema, &["schema", "drop", "--yes"]).ok();
+}
+
 /// Its own record is read with a limit, too.
 #[tokio::test]
 async fn a_locked_record_does_not_hang_a_deployment() {
@@ -210,7 +238,7 @@ async fn a_locked_record_does_not_hang_a_deployment() {
         1,
         &[
             "trying again",
-            "was not changed",
+            "nothing was changed",
             &format!("session {pid} of "),
             "AccessExclusiveLock on deployment",
         ],

@@ -12,12 +12,14 @@ mod fixtures;
 mod grants;
 mod locks;
 mod observe;
+mod owner;
 mod pooler;
 mod process;
 mod prune;
 mod refusals;
 mod restored;
 mod schema;
+mod schema_advice;
 mod script;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/secure.rs"]

@@ -127,6 +127,17 @@ async fn a_pooler_that_knows_no_transactions_is_named() {
     cli(&["grant", "postgres"]).fails(2, says);
     let pruned = cli(&["prune", "instances", "--older-than", "1d"]).fails(2, says);
     assert!(!pruned.err.contains("run it again"), "{}", pruned.err);
+    // The rest is looked at all the same.
+    let report = cli(&["doctor", "--json"]).fails(1, &[]).json();
+    let says = |check: &str, text: &str| {
+        let findings = report["findings"].as_array().expect("findings").iter();
+        let message = |finding: &Value| finding["message"].as_str().expect("text").contains(text);
+        findings.filter(|finding| finding["check"] == check).any(message)
+    };
+    assert!(
+        says("pooler", "a pooler in statement mode") && says("schema", "could not be checked"),
+        "{report:#}"
+    );
     // What is one statement works there.
     cli(&["schema", "version"]).ok();
     cli(&["status"]).ok();

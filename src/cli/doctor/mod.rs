@@ -1,6 +1,7 @@
 //! `doctor`: what is, or may become, a problem, and what fixes it.
 
 mod origins;
+mod roles;
 mod schema;
 mod server;
 
@@ -56,9 +57,29 @@ impl Finding {
     }
 }
 
+/// What cannot be checked is a finding of its own, and the rest is checked all the same. Without a server there is no rest.
+fn or_finding(
+    connection: &Connection,
+    check: &'static str,
+    checked: Result<Vec<Finding>, Failure>,
+) -> Result<Vec<Finding>, Failure> {
+    checked.or_else(|failure| {
+        if failure.is_unreachable() {
+            return Err(failure);
+        }
+        let fix = format!("{} doctor # again, once that is put right", connection.command());
+        Ok(vec![Finding::new(
+            Severity::Error,
+            check,
+            format!("could not be checked: {failure}"),
+            fix,
+        )])
+    })
+}
+
 pub(super) async fn run(connection: &Connection, wanted: &Doctor) -> Result<Outcome, Failure> {
     let mut findings = server::findings(connection, wanted).await?;
-    findings.extend(schema::findings(connection).await?);
+    findings.extend(or_finding(connection, "schema", schema::findings(connection).await)?);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let mut text = String::new();
     let mut list = Vec::new();

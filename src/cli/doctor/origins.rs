@@ -29,7 +29,8 @@ impl Origins {
     pub(super) async fn read(connection: &Connection) -> Result<Self, Failure> {
         let sql = "select name, source, quote_ident(current_database()) as database, quote_ident(session_user) as role \
                      from pg_settings \
-                    where name in ('default_transaction_isolation', 'default_transaction_read_only', 'synchronous_commit')";
+                    where name in ('autovacuum', 'default_transaction_isolation', 'default_transaction_read_only', 'fsync', \
+                                   'full_page_writes', 'synchronous_commit', 'track_counts')";
         let mut origins = Self {
             database: String::new(),
             role: String::new(),
@@ -43,11 +44,28 @@ impl Origins {
         Ok(origins)
     }
 
+    fn source(&self, setting: &str) -> &str {
+        let source = self.sources.iter().find(|(name, _)| name == setting);
+        source.map_or("", |(_, source)| source)
+    }
+
+    /// What turns a setting of the whole server on, where ALTER SYSTEM would not: something else counts more.
+    pub(super) fn cure_server(&self, setting: &str) -> Option<String> {
+        match self.source(setting) {
+            "command line" => Some(format!(
+                "restart the server without {setting} on its command line, which ALTER SYSTEM cannot change"
+            )),
+            "global" | "database" | "user" | "database user" | "client" | "environment variable" => {
+                Some(self.cure(setting, "on").into())
+            }
+            _ => None,
+        }
+    }
+
     /// What changes a setting there where nothing overrides it.
     pub(super) fn cure(&self, setting: &str, value: &str) -> Cure {
         let Self { database, role, .. } = self;
-        let source = self.sources.iter().find(|(name, _)| name == setting);
-        match source.map_or("", |(_, source)| source) {
+        match self.source(setting) {
             "user" | "database user" => Cure::Sql(format!(
                 "alter role {role} in database {database} set {setting} = {value};"
             )),

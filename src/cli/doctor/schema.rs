@@ -1,10 +1,10 @@
 //! The schema: whether it is as it should be, cleaned, and served by somebody.
 
-use super::super::connection::{Connection, column};
+use super::super::connection::{Connection, Place, column};
 use super::super::output::{Failure, duration};
-use super::super::shell::quoted;
 use super::{Finding, Severity};
 use crate::deploy::{self, Drift, RELEASE, Repair, Standing};
+use crate::shell::quoted;
 
 /// The view that says whether work waits.
 const QUEUES: &str = "queue_health";
@@ -28,13 +28,7 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
         return Ok(findings);
     }
     let Some(found) = connection.find_deployment().await? else {
-        let failure = connection.not_deployed().await?;
-        return Ok(vec![Finding::new(
-            Severity::Error,
-            "schema",
-            failure.to_string(),
-            apply,
-        )]);
+        return not_deployed(connection, apply).await;
     };
     let newer = format!(
         "cargo install duroxide-postgres --version {} --features cli",
@@ -76,6 +70,30 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
     Ok(findings)
 }
 
+/// What there is instead. Where it is damaged, the last thing to do is to write down what is deployed.
+async fn not_deployed(connection: &Connection, apply: String) -> Result<Vec<Finding>, Failure> {
+    let mut findings = Vec::new();
+    let mut why = connection.not_deployed().await?.to_string();
+    let fix = match connection.place().await? {
+        Place::Missing | Place::Empty => apply,
+        Place::Theirs => "export DUROXIDE_SCHEMA=NAME # the one it is deployed in, or a new one".to_string(),
+        Place::Damaged(lost) => {
+            let drift = find_drift(connection).await?;
+            if lost.iter().any(|table| table == "schema_history") {
+                let fix = deploy::rewrite_history(&drift, &connection.schema);
+                let message = "missing: table schema_history, which says what migrations were applied";
+                findings.push(Finding::new(Severity::Error, "schema", message, fix));
+            }
+            findings.extend(differences(connection, &drift).await?);
+            why = "not completely deployed: nothing says by which release. That one, or a later one, writes it down"
+                .to_string();
+            apply
+        }
+    };
+    findings.push(Finding::new(Severity::Error, "schema", why, fix));
+    Ok(findings)
+}
+
 /// The role, if it may not even ask what is deployed. Catalogs it may read.
 async fn shut_out(connection: &Connection) -> Result<Option<String>, Failure> {
     let sql = "select current_user::text as role \
@@ -98,11 +116,10 @@ async fn differences(connection: &Connection, drift: &Drift) -> Result<Vec<Findi
             message,
             command,
             is_index,
-            is_extra,
         } = repair;
-        // What is not ours keeps nodes that verify the schema from starting.
-        let severity = if is_extra { Severity::Warning } else { Severity::Error };
-        Finding::new(severity, if is_index { "indexes" } else { "schema" }, message, command)
+        // What is not ours keeps nodes that verify the schema from starting, too.
+        let check = if is_index { "indexes" } else { "schema" };
+        Finding::new(Severity::Error, check, message, command)
     });
     let mut findings: Vec<Finding> = findings.collect();
     let sql = "select quote_ident(current_user) as role, quote_ident(current_database()) as database \

@@ -8,9 +8,9 @@ use super::super::arguments::Doctor;
 use super::super::connection::{Connection, column, query_unnamed};
 use super::super::output::{Failure, duration};
 use super::origins::{Cure, Origins};
-use super::{Finding, Severity};
+use super::{Finding, Severity, or_finding, roles};
+use crate::deploy::OLDEST_SERVER;
 
-const OLDEST_SERVER: i32 = 140_000;
 /// Clocks that differ by more are worth a word: durations and timers of the application go by its own.
 const CLOCK_OFFSET: Duration = Duration::from_secs(2);
 /// Where the server's own warnings begin is 40 million before the end of 2 billion.
@@ -24,12 +24,17 @@ const SPARE_CONNECTIONS: i64 = 5;
 const POOLER_ROUNDS: usize = 3;
 
 pub(super) async fn findings(connection: &Connection, wanted: &Doctor) -> Result<Vec<Finding>, Failure> {
-    let mut findings = settings(connection).await?;
-    findings.extend(clock(connection).await?);
-    findings.extend(pooler(connection).await?);
-    findings.extend(connections(connection, wanted).await?);
-    findings.extend(old_snapshots(connection, wanted.old_transaction).await?);
-    findings.extend(slots(connection, wanted.old_transaction).await?);
+    let mut findings = or_finding(connection, "settings", settings(connection).await)?;
+    for (check, checked) in [
+        ("settings", roles::findings(connection).await),
+        ("clock", clock(connection).await),
+        ("pooler", pooler(connection).await),
+        ("connections", connections(connection, wanted).await),
+        ("snapshots", old_snapshots(connection, wanted.old_transaction).await),
+        ("snapshots", slots(connection, wanted.old_transaction).await),
+    ] {
+        findings.extend(or_finding(connection, check, checked)?);
+    }
     Ok(findings)
 }
 
@@ -95,12 +100,18 @@ async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         ),
     ] {
         if !on {
-            let (message, fix) = (
-                format!("{setting} is off: {why}"),
-                format!("alter system set {setting} = on;"),
-            );
-            // No transaction can contain the first.
-            of_server.push(Finding::new(Severity::Error, "settings", message, fix).then("select pg_reload_conf();"));
+            let message = format!("{setting} is off: {why}");
+            of_server.push(match origins.cure_server(setting) {
+                Some(cure) => Finding::new(Severity::Error, "settings", message, cure),
+                // No transaction can contain the first.
+                None => Finding::new(
+                    Severity::Error,
+                    "settings",
+                    message,
+                    format!("alter system set {setting} = on;"),
+                )
+                .then("select pg_reload_conf();"),
+            });
         }
     }
     let synchronous_commit: String = column(row, "synchronous_commit")?;
@@ -169,7 +180,14 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         let looked = changes_process(&one, &two).await;
         // However it went: the connection is used again.
         let _ = two.batch_execute("rollback").await;
-        is_pooled = looked.map_err(crate::deploy::database)?;
+        is_pooled = match looked {
+            Err(error) if error.code().is_some_and(|code| code.code() == "08P01") => {
+                let message = "connections go through a pooler in statement mode, which knows no transactions";
+                let fix = "pool_mode = transaction # in pgbouncer.ini, or name the server itself";
+                return Ok(vec![Finding::new(Severity::Error, "pooler", message, fix)]);
+            }
+            looked => looked.map_err(crate::deploy::database)?,
+        };
         if is_pooled {
             break;
         }
@@ -185,11 +203,8 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
 
 async fn changes_process(one: &Client, two: &Client) -> Result<bool, tokio_postgres::Error> {
     let before = process(one).await?;
-    match two.batch_execute("begin").await {
-        // In statement mode even that is refused.
-        Err(error) if error.code().is_some_and(|code| code.code() == "08P01") => return Ok(true),
-        begun => begun?,
-    }
+    // In statement mode even that is refused.
+    two.batch_execute("begin").await?;
     process(two).await?;
     match tokio::time::timeout(POOLER_TIMEOUT, process(one)).await {
         Ok(after) => Ok(after? != before),
@@ -205,6 +220,7 @@ async fn process(client: &Client) -> Result<i32, tokio_postgres::Error> {
 /// What nodes take when they are busy, beside what others have now.
 async fn connections(connection: &Connection, wanted: &Doctor) -> Result<Vec<Finding>, Failure> {
     let sql = "select current_setting('max_connections')::bigint as max, \
+                      (select s.source from pg_settings as s where s.name = 'max_connections') as source, \
                       current_setting('superuser_reserved_connections')::bigint \
                       + coalesce(current_setting('reserved_connections', true)::bigint, 0) as reserved, \
                       nullif(d.datconnlimit, -1)::bigint as database_limit, quote_ident(d.datname) as database, \
@@ -216,7 +232,12 @@ async fn connections(connection: &Connection, wanted: &Doctor) -> Result<Vec<Fin
         return Ok(Vec::new());
     };
     let (max, reserved, used): (i64, i64, i64) = (column(row, "max")?, column(row, "reserved")?, column(row, "used")?);
-    let raise = |to: i64| format!("alter system set max_connections = {to}; -- and restart the server");
+    let raise = |to: i64| match column::<&str>(row, "source") {
+        Ok("command line") => {
+            format!("restart the server with max_connections={to} on its command line, where it is given")
+        }
+        _ => format!("alter system set max_connections = {to}; -- and restart the server"),
+    };
     let allowed = max - reserved;
     let nodes = i64::from(wanted.nodes) * (i64::from(wanted.pool_size) + 1);
     let needed = nodes + SPARE_CONNECTIONS;

@@ -67,6 +67,10 @@ impl<'a> Column<'a> {
         }
     }
 
+    pub(super) fn is_identity(&self) -> bool {
+        self.identity.is_some()
+    }
+
     pub(super) fn declaration(&self) -> String {
         let mut text = self.kind.to_string();
         if self.not_null {

@@ -62,11 +62,13 @@ async fn it_is_found_beside_a_view_that_is_only_called_alike() {
     patient
         .execute("create view queue_health_copy as select * from queue_health")
         .await;
-    let report = run_on(patient.url(), &["doctor", "--json"]).ok().json();
+    let report = run_on(patient.url(), &["doctor", "--json"])
+        .fails(1, &["1 thing"])
+        .json();
     assert_eq!(findings(&report, "backlog").len(), 1, "{report:#}");
     assert_eq!(
         findings(&report, "schema"),
-        ["warning not ours: view queue_health_copy | alter view \"duroxide\".queue_health_copy set schema public;"]
+        ["error not ours: view queue_health_copy | alter view \"duroxide\".queue_health_copy set schema public;"]
     );
     patient
         .execute(

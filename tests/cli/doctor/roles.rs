@@ -94,6 +94,55 @@ async fn privileges_that_are_missing_or_too_many_are_found() {
     patient.done().await;
 }
 
+/// The fix is the one that takes nothing away.
+#[tokio::test]
+async fn what_a_dashboard_lacks_costs_it_no_payloads() {
+    let patient = Patient::new().await;
+    let role = &patient.database.name;
+    patient.execute(&format!("create role {role}")).await;
+    run_on(patient.url(), &["grant", "--for", "dashboard", "--payloads", role]).ok();
+    let payloads = "duroxide-postgres --schema duroxide grant --for dashboard --payloads";
+    for (view, kept) in [
+        ("lease_status", "instance_payloads"),
+        ("instance_payloads", "instance_events"),
+    ] {
+        patient.execute(&format!("revoke select on {view} from {role}")).await;
+        if view == "lease_status" {
+            let fix = format!("{payloads} {role}");
+            let says = format!("role {role:?} lacks SELECT on {view}");
+            patient.finds(
+                &[],
+                &Fault {
+                    severity: "error",
+                    check: "privileges",
+                    says: &[&says],
+                    fix: &fix,
+                },
+            );
+            patient.cure(&fix).await;
+        } else {
+            // It has some of them: whoever took that one away may have meant it.
+            patient
+                .execute(&format!("revoke select on lease_status from {role}"))
+                .await;
+            let report = run_on(patient.url(), &["doctor", "--json"])
+                .fails(1, &["1 thing"])
+                .json();
+            let lacks = findings(&report, "privileges");
+            let (_, fix) = lacks[0].split_once(" | ").expect("a fix");
+            patient.cure(fix).await;
+        }
+        patient.silent(&[]);
+        let has = format!("select has_table_privilege('{role}', 'duroxide.{kept}', 'select')");
+        let row = patient.database.client().await.query_one(&has, &[]).await;
+        assert!(row.expect("privilege").get::<_, bool>(0), "{kept}");
+    }
+    patient
+        .execute(&format!("drop owned by {role}; drop role {role}"))
+        .await;
+    patient.done().await;
+}
+
 /// Its name means something to a shell, and to SQL.
 #[tokio::test]
 async fn a_role_that_may_nothing_hears_of_everything_else() {

@@ -4,7 +4,7 @@ use super::{Fault, Patient, findings};
 use crate::process::{cli, run_on};
 use crate::support::TestSchema;
 
-/// What was done by hand, and what the doctor makes of it. Severity is "error" unless it only is in the way.
+/// What was done by hand, and what the doctor makes of it.
 const DAMAGE: &[(&str, &str, &str, &str)] = &[
     (
         "drop index worker_queue_claim_idx",
@@ -230,7 +230,7 @@ async fn what_is_not_ours_is_found_and_can_be_moved_away() {
         patient.finds(
             &[],
             &Fault {
-                severity: "warning",
+                severity: "error",
                 check,
                 says: &[says],
                 fix,
@@ -248,11 +248,11 @@ async fn what_is_not_ours_is_found_and_can_be_moved_away() {
              revoke all on function mine(integer), mine(text) from public",
         )
         .await;
-    let report = run_on(patient.url(), &["doctor", "--json"]).ok().json();
+    let report = run_on(patient.url(), &["doctor", "--json"]).fails(1, &[]).json();
     assert_eq!(
         findings(&report, "schema"),
         ["integer", "text"].map(|argument| format!(
-            "warning not ours: function mine({argument}) | alter routine \"duroxide\".mine({argument}) set schema public;"
+            "error not ours: function mine({argument}) | alter routine \"duroxide\".mine({argument}) set schema public;"
         ))
     );
     for argument in ["integer", "text"] {
@@ -293,7 +293,7 @@ async fn what_is_not_ours_is_found_and_can_be_moved_away() {
     patient.execute("drop table kv_delta cascade").await;
     let report = run_on(patient.url(), &["doctor", "--json"]).fails(1, &[]).json();
     let problems = findings(&report, "schema");
-    let table = "error missing: table kv_delta | pg_restore --schema=duroxide --table=kv_delta --dbname=\"$DATABASE_URL\" BACKUP";
+    let table = "error missing: table kv_delta | pg_restore --schema=duroxide --table=kv_delta --dbname=\"$DATABASE_URL\" BACKUP # all nodes stopped; then doctor again";
     assert_eq!(
         problems,
         [
@@ -339,7 +339,10 @@ async fn other_releases_are_found() {
         &Fault {
             severity: "error",
             check: "schema",
-            says: &["release 99.0.0, which serves processes from release 98.0.0 on"],
+            says: &[
+                "release 99.0.0, which serves processes from release 98.0.0 on",
+                "Install release 98.0.0 or later",
+            ],
             fix: install,
         },
     );

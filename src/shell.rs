@@ -1,5 +1,12 @@
 //! What a shell makes of the commands we suggest.
 
+use crate::schema_name::SchemaName;
+
+/// How commands about a schema begin.
+pub(crate) fn command(schema: &SchemaName) -> String {
+    format!("duroxide-postgres --schema {}", quoted(schema.as_str()))
+}
+
 /// A word that a shell takes as it is.
 pub(crate) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=@%+,".contains(c);

@@ -1,0 +1,77 @@
+//! Settings that the doctor's own session does not have, or that ALTER SYSTEM cannot change.
+
+use super::{Fault, Patient};
+use crate::process::run_on;
+
+#[tokio::test]
+async fn settings_of_the_roles_of_nodes_are_found() {
+    let patient = Patient::new().await;
+    let role = &patient.database.name;
+    patient.execute(&format!("create role {role} login")).await;
+    for (setting, value, severity, says, cure) in [
+        (
+            "default_transaction_isolation",
+            "'Serializable'",
+            "error",
+            "= serializable: the functions refuse",
+            "'read committed'",
+        ),
+        (
+            "default_transaction_read_only",
+            "on",
+            "error",
+            "= on: nodes cannot",
+            "off",
+        ),
+        ("synchronous_commit", "off", "warning", "= off: a crash", "on"),
+    ] {
+        // Not of a role that runs no nodes.
+        patient
+            .execute(&format!(
+                "drop owned by {role}; alter role {role} set {setting} = {value}"
+            ))
+            .await;
+        patient.silent(&[]);
+        run_on(patient.url(), &["grant", role]).ok();
+        let fix = format!("alter role {role} in database {role} set {setting} = {cure};");
+        patient.finds(
+            &[],
+            &Fault {
+                severity,
+                check: "settings",
+                says: &[&format!("role {role:?} has {setting} {says}")],
+                fix: &fix,
+            },
+        );
+        patient.cure(&fix).await;
+        patient.silent(&[]);
+        patient.execute(&format!("alter role {role} reset all")).await;
+    }
+    patient
+        .execute(&format!("drop owned by {role}; drop role {role}"))
+        .await;
+    patient.done().await;
+}
+
+/// What a database has counts more than what the server has.
+#[tokio::test]
+async fn what_alter_system_cannot_change_is_changed_where_it_is() {
+    let patient = Patient::new().await;
+    let name = &patient.database.name;
+    patient
+        .execute(&format!("alter database {name} set track_counts = off"))
+        .await;
+    let fix = format!("alter database {name} set track_counts = on;");
+    patient.finds(
+        &[],
+        &Fault {
+            severity: "error",
+            check: "settings",
+            says: &["track_counts is off"],
+            fix: &fix,
+        },
+    );
+    patient.cure(&fix).await;
+    patient.silent(&[]);
+    patient.done().await;
+}
