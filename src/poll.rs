@@ -240,8 +240,7 @@ impl<R: Request> Line<R> {
                     }
                 }
                 Err(error) => {
-                    group.quiet_until = now;
-                    group.quiet_reason = Reason::Failed;
+                    group.quiet(sent.id, now, Reason::Failed);
                     let closed = inner.caller.is_closed();
                     group.dismiss(sent.id, true, || match closed {
                         true => Answer::Nothing,

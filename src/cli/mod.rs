@@ -45,7 +45,10 @@ pub fn main() -> ExitCode {
 fn who_may(arguments: &Arguments) -> String {
     let purpose = match &arguments.command {
         Command::Schema(SchemaCommand::Apply | SchemaCommand::Drop { .. }) | Command::Grant(_) => {
-            return format!("Only the owner of schema {:?} may do that", arguments.schema);
+            return format!(
+                "Only the owner of schema {:?} may do that, and of what is in it: `duroxide-postgres doctor` says where owners differ",
+                arguments.schema
+            );
         }
         Command::Schema(_) | Command::Status | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => {
             " --for dashboard"

@@ -129,8 +129,12 @@ async fn instance_batches(
                 .iter()
                 .map(|row| Ok((column(row, "instance_id")?, column(row, "members")?)))
                 .collect::<Result<VecDeque<(String, i64)>, Failure>>()?;
+            if !found {
+                // Whoever it was has gone.
+                fewer = None;
+            }
             while !trees.is_empty() {
-                let roots = together(&trees, fewer.unwrap_or(work.size));
+                let roots = together(&trees, fewer.map_or(work.size, |fewer: i64| fewer.min(work.size)));
                 let limit = roots.len() as i64;
                 let half = || trees.iter().take(roots.len()).map(|(_, members)| members).sum::<i64>() / 2;
                 match work.batch(&delete, &[&roots, &before, &limit], limit > 1).await? {
@@ -142,8 +146,9 @@ async fn instance_batches(
                             deleted[2] += column::<i64>(&row, "events_deleted")?;
                         }
                         work.done(deleted[0]);
+                        found |= limit == 1;
                         if found {
-                            fewer = fewer.map(|size: i64| size * 2).filter(|&size| size < work.size);
+                            fewer = fewer.map(|size| size * 2).filter(|&size| size < work.size);
                         }
                     }
                     Batch::NoRoom if limit > 1 => work.shrink(half()),

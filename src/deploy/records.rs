@@ -24,9 +24,9 @@ const LOST: &str = "\
                                      where c.relnamespace = n.oid and c.relname = t.name and c.relkind = 'r')) \
       from pg_namespace as n \
      where n.nspname = $1 \
-       and (exists (select from pg_proc as p where p.pronamespace = n.oid and p.proname = 'get_deployment') \
-            or (select count(*) from pg_class as c \
-                 where c.relnamespace = n.oid and c.relkind = 'r' and c.relname in ('mailboxes', 'orchestrator_queue')) = 2)";
+       and (select count(*) from pg_class as c \
+             where c.relnamespace = n.oid and c.relkind = 'r' and c.relname in ('mailboxes', 'orchestrator_queue')) \
+           + (exists (select from pg_proc as p where p.pronamespace = n.oid and p.proname = 'get_deployment'))::integer >= 2";
 
 /// Without them nobody knows what to upgrade from.
 pub(super) async fn require(client: &impl GenericClient, schema: &SchemaName) -> Result<(), Error> {
@@ -71,7 +71,8 @@ pub(super) async fn refuse_later_migrations(client: &impl GenericClient, schema:
     Ok(())
 }
 
-/// Writes down which migrations were applied, where the tables show that it is those of this release.
+/// Writes down which migrations were applied, where the tables show that it is those of this release. One that changes no table
+/// would not be seen there.
 #[cfg(feature = "cli")]
 pub(crate) fn rewrite_history(drift: &Drift, schema: &SchemaName) -> String {
     if drift.concerns_tables() {
@@ -85,6 +86,17 @@ pub(crate) fn rewrite_history(drift: &Drift, schema: &SchemaName) -> String {
     for migration in migrations::all() {
         sql.push_str(&format!(" {}", migrations::record(&migration)));
     }
-    sql.push_str(" commit;");
+    sql.push_str(&format!(" {} commit;", as_the_rest(schema, "schema_history")));
     sql.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Gives a table that was created again to whom the others belong, whoever does it: functions that run as that role read it.
+#[cfg(feature = "cli")]
+pub(super) fn as_the_rest(schema: &SchemaName, table: &str) -> String {
+    let schema = schema.quoted();
+    format!(
+        "do 'declare v_owner name; begin \
+         for v_owner in select pg_get_userbyid(c.relowner) from pg_class as c where c.oid = to_regclass(''{schema}.mailboxes'') loop \
+         execute format(''alter table {schema}.{table} owner to %I'', v_owner); end loop; end';"
+    )
 }

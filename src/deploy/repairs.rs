@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use super::EXPECTED;
 use super::drift::{self, Change, Drift, Object};
+use super::records::as_the_rest;
 use crate::schema_name::SchemaName;
 use crate::shell::{command, quoted};
 use table::{Column, options};
@@ -224,7 +225,8 @@ impl Place<'_> {
         let parts: Vec<String> = columns
             .chain(constraints.map(|constraint| format!("constraint {constraint}")))
             .collect();
-        format!("create table {} ({});", self.named(table), parts.join(", "))
+        let (parts, owned) = (parts.join(", "), as_the_rest(self.schema, table));
+        format!("create table {} ({parts}); {owned}", self.named(table))
     }
 
     /// Numbers that were given out must not be given out again: what is claimed, and what nodes remember, is known by them.

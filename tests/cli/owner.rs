@@ -80,3 +80,71 @@ async fn who_cannot_become_the_owner_does_not_deploy() {
         .expect("clean");
     database.drop().await;
 }
+
+/// A table that is created again, whoever does it, belongs to whom the others do: functions that run as that role read it.
+#[tokio::test]
+async fn records_that_are_written_again_belong_to_whom_the_rest_does() {
+    let database = Database::create().await;
+    let (client, role) = (database.client().await, &database.name);
+    client
+        .batch_execute(&format!(
+            "create role {role}; create schema duroxide authorization {role}; grant temporary on database {role} to {role}"
+        ))
+        .await
+        .expect("a schema");
+    run_on(&database.url, &["schema", "apply"]).ok();
+    for table in ["deployment", "schema_history"] {
+        client
+            .batch_execute(&format!("drop table duroxide.{table}"))
+            .await
+            .expect("a loss");
+        let report = run_on(&database.url, &["doctor", "--json"]).fails(1, &[]).json();
+        let findings = report["findings"].as_array().expect("findings").iter();
+        let lost = findings
+            .filter(|finding| finding["check"] == "schema")
+            .flat_map(|finding| finding["fixes"].as_array().expect("fixes"))
+            .map(|fix| fix.as_str().expect("text"))
+            .filter(|fix| !fix.starts_with("duroxide-postgres "));
+        for fix in lost {
+            client.batch_execute(fix).await.expect(fix);
+        }
+        run_on(&database.url, &["schema", "apply"]).ok();
+        assert_eq!(owners(&database).await.join(" "), *role);
+        run_on(&database.url, &["schema", "verify"]).ok();
+    }
+    client
+        .batch_execute(&format!("drop owned by {role}; drop role {role}"))
+        .await
+        .expect("clean");
+    database.drop().await;
+}
+
+/// A member that does not inherit could not use what it deployed as the group.
+#[tokio::test]
+async fn a_member_that_does_not_inherit_deploys_as_itself() {
+    let database = Database::create().await;
+    let (client, role) = (database.client().await, &database.name);
+    let group = format!("{role}_group");
+    client
+        .batch_execute(&format!(
+            "create role {group}; create role {role} login password '{role}' noinherit; grant {group} to {role}; \
+             create schema duroxide authorization {group}; grant usage, create on schema duroxide to {role}; \
+             grant temporary on database {role} to {role}, {group}"
+        ))
+        .await
+        .expect("roles");
+    let url = format!(
+        "{} user={role} password={role}",
+        crate::process::key_values(&database.url)
+    );
+    run_on(&url, &["schema", "apply"]).ok();
+    assert_eq!(owners(&database).await.join(" "), *role);
+    run_on(&url, &["status"]).ok();
+    client
+        .batch_execute(&format!(
+            "drop owned by {role}; drop owned by {group}; drop role {role}; drop role {group}"
+        ))
+        .await
+        .expect("clean");
+    database.drop().await;
+}

@@ -27,8 +27,15 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
         findings.extend(dead_rows(connection).await?);
         return Ok(findings);
     }
-    let Some(found) = connection.find_deployment().await? else {
-        return not_deployed(connection, apply).await;
+    let found = match connection.find_deployment().await {
+        Ok(Some(found)) => found,
+        Ok(None) => return not_deployed(connection, apply).await,
+        Err(failure) => {
+            let mut findings = super::or_finding(connection, "schema", Err(failure))?;
+            // A table of another owner than the functions' is one that they may not read.
+            findings.extend(privileges(connection).await?);
+            return Ok(findings);
+        }
     };
     let newer = format!(
         "cargo install duroxide-postgres --version {} --features cli",
