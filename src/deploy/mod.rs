@@ -268,9 +268,14 @@ async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
     Ok(())
 }
 
-/// A pooler that hands out its connections by the statement refuses to begin.
+/// Whether it is how a pooler that hands out its connections by the statement refuses to begin.
+pub(crate) fn is_statement_mode(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code() == "08P01")
+}
+
+/// Why a transaction did not begin.
 pub(crate) fn no_transaction(error: tokio_postgres::Error) -> Error {
-    if error.code().is_some_and(|code| code.code() == "08P01") {
+    if is_statement_mode(&error) {
         let text = format!(
             "{}. It seems that a pooler in statement mode is in between, which knows no transactions: name the server \
              itself, or a pooler in transaction or session mode",

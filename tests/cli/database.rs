@@ -2,6 +2,7 @@
 
 use tokio_postgres::Client;
 
+use crate::process::key_values;
 use crate::support::{connect, database_url, with_database};
 
 /// A database of its own, dropped when the test ends.
@@ -39,8 +40,23 @@ impl Database {
             .expect("drop");
     }
 
+    /// The same, and roles that were made for it, with all they own and may do there.
+    pub async fn drop_with(self, roles: &[&str]) {
+        let client = self.client().await;
+        for verb in ["drop owned by", "drop role"] {
+            let roles = roles.join(", ");
+            client.batch_execute(&format!("{verb} {roles}")).await.expect("clean");
+        }
+        self.drop().await;
+    }
+
     pub async fn client(&self) -> Client {
         connect(&self.url).await
+    }
+
+    /// As a role whose password is its name.
+    pub fn url_as(&self, role: &str) -> String {
+        format!("{} user={role} password={role}", key_values(&self.url))
     }
 
     /// A schema as the catalogs have it: a line an object, whatever the server's release is.

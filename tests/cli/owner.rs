@@ -20,7 +20,7 @@ async fn a_superuser_deploys_as_the_owner_of_the_schema() {
     let script = |database: &Database| psql(&database.url, &run_on("", &["schema", "sql"]).ok().out);
     for deploy in [&apply as &dyn Fn(&Database) -> Option<Finished>, &script] {
         let database = Database::create().await;
-        let (client, role) = (database.client().await, &database.name);
+        let (client, role) = (database.client().await, database.name.clone());
         client
             .batch_execute(&format!(
                 "create role {role}; create schema duroxide authorization {role}; grant temporary on database {role} to {role}"
@@ -28,15 +28,11 @@ async fn a_superuser_deploys_as_the_owner_of_the_schema() {
             .await
             .expect("a schema");
         let Some(deployed) = deploy(&database) else {
-            client
-                .batch_execute(&format!("drop owned by {role}; drop role {role}"))
-                .await
-                .expect("clean");
-            database.drop().await;
+            database.drop_with(&[&role]).await;
             continue;
         };
         deployed.ok();
-        assert_eq!(owners(&database).await.join(" "), *role);
+        assert_eq!(owners(&database).await.join(" "), role);
         // What is created later as well, whoever owns the schema then.
         client
             .batch_execute(&format!(
@@ -46,13 +42,9 @@ async fn a_superuser_deploys_as_the_owner_of_the_schema() {
             .await
             .expect("a fault");
         deploy(&database).expect("as before").ok();
-        assert_eq!(owners(&database).await.join(" "), *role);
+        assert_eq!(owners(&database).await.join(" "), role);
         run_on(&database.url, &["schema", "verify"]).ok();
-        client
-            .batch_execute(&format!("drop owned by {role}; drop role {role}"))
-            .await
-            .expect("clean");
-        database.drop().await;
+        database.drop_with(&[&role]).await;
     }
 }
 
@@ -60,7 +52,7 @@ async fn a_superuser_deploys_as_the_owner_of_the_schema() {
 #[tokio::test]
 async fn who_cannot_become_the_owner_does_not_deploy() {
     let database = Database::create().await;
-    let (client, role) = (database.client().await, &database.name);
+    let (client, role) = (database.client().await, database.name.clone());
     run_on(&database.url, &["schema", "apply"]).ok();
     client
         .batch_execute(&format!(
@@ -69,23 +61,16 @@ async fn who_cannot_become_the_owner_does_not_deploy() {
         ))
         .await
         .expect("a role");
-    let url = format!(
-        "{} user={role} password={role}",
-        crate::process::key_values(&database.url)
-    );
+    let url = database.url_as(&role);
     run_on(&url, &["schema", "apply"]).fails(1, &["belongs to role", "deploy as that role"]);
-    client
-        .batch_execute(&format!("drop owned by {role}; drop role {role}"))
-        .await
-        .expect("clean");
-    database.drop().await;
+    database.drop_with(&[&role]).await;
 }
 
 /// A table that is created again, whoever does it, belongs to whom the others do: functions that run as that role read it.
 #[tokio::test]
 async fn records_that_are_written_again_belong_to_whom_the_rest_does() {
     let database = Database::create().await;
-    let (client, role) = (database.client().await, &database.name);
+    let (client, role) = (database.client().await, database.name.clone());
     client
         .batch_execute(&format!(
             "create role {role}; create schema duroxide authorization {role}; grant temporary on database {role} to {role}"
@@ -109,21 +94,17 @@ async fn records_that_are_written_again_belong_to_whom_the_rest_does() {
             client.batch_execute(fix).await.expect(fix);
         }
         run_on(&database.url, &["schema", "apply"]).ok();
-        assert_eq!(owners(&database).await.join(" "), *role);
+        assert_eq!(owners(&database).await.join(" "), role);
         run_on(&database.url, &["schema", "verify"]).ok();
     }
-    client
-        .batch_execute(&format!("drop owned by {role}; drop role {role}"))
-        .await
-        .expect("clean");
-    database.drop().await;
+    database.drop_with(&[&role]).await;
 }
 
 /// A member that does not inherit could not use what it deployed as the group.
 #[tokio::test]
 async fn a_member_that_does_not_inherit_deploys_as_itself() {
     let database = Database::create().await;
-    let (client, role) = (database.client().await, &database.name);
+    let (client, role) = (database.client().await, database.name.clone());
     let group = format!("{role}_group");
     client
         .batch_execute(&format!(
@@ -133,18 +114,9 @@ async fn a_member_that_does_not_inherit_deploys_as_itself() {
         ))
         .await
         .expect("roles");
-    let url = format!(
-        "{} user={role} password={role}",
-        crate::process::key_values(&database.url)
-    );
+    let url = database.url_as(&role);
     run_on(&url, &["schema", "apply"]).ok();
-    assert_eq!(owners(&database).await.join(" "), *role);
+    assert_eq!(owners(&database).await.join(" "), role);
     run_on(&url, &["status"]).ok();
-    client
-        .batch_execute(&format!(
-            "drop owned by {role}; drop owned by {group}; drop role {role}; drop role {group}"
-        ))
-        .await
-        .expect("clean");
-    database.drop().await;
+    database.drop_with(&[&role, &group]).await;
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::database::Database;
-use crate::process::{cli, key_values, run_on};
+use crate::process::{cli, run_on};
 use crate::support::{TestSchema, connect};
 
 /// Views and permissions too are part of a release, and not of the description.
@@ -59,12 +59,12 @@ async fn nobody_is_told_to_deploy_into_a_schema_of_others() {
 #[tokio::test]
 async fn who_may_not_is_told_what_to_ask_for() {
     let database = Database::create().await;
-    let (client, role) = (database.client().await, &database.name);
+    let (client, role) = (database.client().await, database.name.clone());
     client
         .batch_execute(&format!("create role {role} login password '{role}'"))
         .await
         .expect("a role");
-    let url = format!("{} user={role} password={role}", key_values(&database.url));
+    let url = database.url_as(&role);
     let grant = format!("grant create, temporary on database {role} to {role};");
     let failed = run_on(&url, &["schema", "apply"]).fails(1, &["cannot be created", "(SQLSTATE 42501)", &grant]);
     assert!(!failed.err.contains("owner of schema"), "{}", failed.err);
@@ -77,7 +77,7 @@ async fn who_may_not_is_told_what_to_ask_for() {
     for arguments in [["schema", "version"], ["schema", "verify"]] {
         run_on(&url, &arguments).fails(1, &[ask]);
     }
-    run_on(&database.url, &["grant", "--for", "dashboard", role]).ok();
+    run_on(&database.url, &["grant", "--for", "dashboard", &role]).ok();
     run_on(&url, &["schema", "version"]).ok();
     run_on(&url, &["schema", "verify"]).ok();
     // A session that cannot write is not one that may not.
@@ -87,11 +87,7 @@ async fn who_may_not_is_told_what_to_ask_for() {
         text.contains("the session is read-only") && !text.contains("grant temporary"),
         "{text}"
     );
-    client
-        .batch_execute(&format!("drop owned by {role}; drop role {role}"))
-        .await
-        .expect("clean");
-    database.drop().await;
+    database.drop_with(&[&role]).await;
 }
 
 /// PostgreSQL would advise CASCADE, which takes what others built.

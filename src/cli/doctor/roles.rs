@@ -4,8 +4,17 @@ use super::super::connection::{Connection, column};
 use super::super::output::Failure;
 use super::{Finding, Severity};
 
-/// For roles that can run nodes. What a role has for this database counts more than what it has everywhere.
-const SETTINGS: &str = "\
+/// Whether nodes can run as role `r`, of the schema `$1`. A superuser's limits and settings are its own affair.
+pub(super) const RUNS_NODES: &str = "\
+    r.rolcanlogin and not r.rolsuper \
+    and exists (select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace \
+                 where n.nspname = $1 and p.proname = 'fetch_orchestration_item' \
+                   and has_function_privilege(r.oid, p.oid, 'execute'))";
+
+/// What a role has for this database counts more than what it has everywhere.
+fn settings() -> String {
+    format!(
+        "\
     with setting as ( \
         select distinct on (r.rolname, c.name) r.rolname, c.name, lower(c.value) as value \
           from pg_db_role_setting as s \
@@ -14,10 +23,7 @@ const SETTINGS: &str = "\
          cross join lateral (select split_part(e.entry, '=', 1) as name, \
                                     substr(e.entry, strpos(e.entry, '=') + 1) as value) as c \
          where s.setdatabase in (0, (select d.oid from pg_database as d where d.datname = current_database())) \
-           and r.rolcanlogin and not r.rolsuper and r.rolname <> session_user \
-           and exists (select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace \
-                        where n.nspname = $1 and p.proname = 'fetch_orchestration_item' \
-                          and has_function_privilege(r.oid, p.oid, 'execute')) \
+           and r.rolname <> session_user and {RUNS_NODES} \
          order by r.rolname, c.name, s.setdatabase desc \
     ) \
     select s.rolname::text as role, s.name, s.value, \
@@ -27,11 +33,13 @@ const SETTINGS: &str = "\
                        when 'default_transaction_read_only' then s.value in ('on', 'true', 'yes', '1') \
                        when 'synchronous_commit' then s.value in ('off', 'false', 'no', '0') \
                        else false end \
-     order by 1, 2";
+     order by 1, 2"
+    )
+}
 
 pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
-    for row in &connection.query(SETTINGS, &[&connection.schema.as_str()]).await? {
+    for row in &connection.query(&settings(), &[&connection.schema.as_str()]).await? {
         let (role, name, value): (String, String, String) =
             (column(row, "role")?, column(row, "name")?, column(row, "value")?);
         let (severity, why, wanted) = match name.as_str() {

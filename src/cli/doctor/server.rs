@@ -8,7 +8,8 @@ use super::super::arguments::Doctor;
 use super::super::connection::{Connection, column, query_unnamed};
 use super::super::output::{Failure, duration};
 use super::origins::{Cure, Origins};
-use super::{Finding, Severity, or_finding, roles};
+use super::roles::{self, RUNS_NODES};
+use super::{Finding, Severity, or_finding};
 use crate::deploy::OLDEST_SERVER;
 
 /// Clocks that differ by more are worth a word: durations and timers of the application go by its own.
@@ -181,7 +182,7 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
         // However it went: the connection is used again.
         let _ = two.batch_execute("rollback").await;
         is_pooled = match looked {
-            Err(error) if error.code().is_some_and(|code| code.code() == "08P01") => {
+            Err(error) if crate::deploy::is_statement_mode(&error) => {
                 let message = "connections go through a pooler in statement mode, which knows no transactions";
                 let fix = "pool_mode = transaction # in pgbouncer.ini, or name the server itself";
                 return Ok(vec![Finding::new(Severity::Error, "pooler", message, fix)]);
@@ -268,14 +269,13 @@ async fn connections(connection: &Connection, wanted: &Doctor) -> Result<Vec<Fin
         findings.push(Finding::new(Severity::Error, "connections", message, fix));
     }
     // Roles that nodes can run as. Limits are nothing to a superuser.
-    let sql = "select r.rolname::text as role, quote_ident(r.rolname) as quoted, r.rolconnlimit::bigint as role_limit \
-                 from pg_roles as r \
-                where r.rolcanlogin and not r.rolsuper and r.rolconnlimit between 0 and $2 - 1 \
-                  and exists (select from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace \
-                               where n.nspname = $1 and p.proname = 'fetch_orchestration_item' \
-                                 and has_function_privilege(r.oid, p.oid, 'execute')) \
-                order by 1";
-    for row in &connection.query(sql, &[&connection.schema.as_str(), &nodes]).await? {
+    let sql = format!(
+        "select r.rolname::text as role, quote_ident(r.rolname) as quoted, r.rolconnlimit::bigint as role_limit \
+           from pg_roles as r \
+          where {RUNS_NODES} and r.rolconnlimit between 0 and $2 - 1 \
+          order by 1"
+    );
+    for row in &connection.query(&sql, &[&connection.schema.as_str(), &nodes]).await? {
         let (role, limit): (String, i64) = (column(row, "role")?, column(row, "role_limit")?);
         let message = format!("{takes}: role {role:?} is limited to {limit}");
         let fix = format!(
