@@ -39,13 +39,17 @@ declare
     c_session_recheck constant interval := interval '1 second';
     -- Up to here several small statements for each cost less than starting the large one.
     c_few             constant integer := 3;
-    v_now             timestamptz := clock_timestamp();
+    -- Sessions to visit at most: while there is other work, only as many as do not hold it up.
+    c_visits          constant integer := 200;
+    c_visits_beside   constant integer := 8;
+    v_now             timestamptz;
     v_tags            text[];
+    v_wanted          integer;
+    v_visit_sessions  boolean;
     v_head_tags       text[];
     v_head_sessions   text[];
     v_head_times      timestamptz[];
     v_head_ids        bigint[];
-    v_one_by_one      boolean;
     v_again           boolean := false;
     v_head            record;
     v_row             record;
@@ -77,84 +81,13 @@ begin
         return;
     end if;
 
-    v_one_by_one := p_with_care or (sessions and p_owner_id is not null);
-    if v_one_by_one then
-        null;
-    elsif p_limit <= c_few and cardinality(v_tags) = 1 then
-        -- The ordinary case.
-        for v_row in
-            select w.instance_id, w.execution_id, w.activity_id, w.id
-              from worker_queue as w
-             where w.tag = v_tags[1]
-               and w.session_id = ''
-               and w.available_at <= v_now
-             order by w.available_at, w.id
-             limit p_limit
-               for update skip locked
-        loop
-            update worker_queue as w
-               set lease = gen_random_uuid(),
-                   available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
-                   attempt_count = w.attempt_count + 1
-             where w.instance_id = v_row.instance_id
-               and w.execution_id = v_row.execution_id
-               and w.activity_id = v_row.activity_id
-               and w.id = v_row.id
-            returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
-                 into instance_id, execution_id, activity_id, id, lease, attempt_count, work_item;
-            v_claimed := v_claimed + 1;
-            return next;
-        end loop;
-    else
-        -- The same for all of them in one statement.
-        for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item in
-            with claimed as (
-                update worker_queue as w
-                   set lease = gen_random_uuid(),
-                       available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
-                       attempt_count = w.attempt_count + 1
-                  from (select d.instance_id, d.execution_id, d.activity_id, d.id
-                          -- The tag that waits longest first.
-                          from (select t.tag
-                                  from unnest(v_tags) as t (tag)
-                                 cross join lateral (
-                                       select h.available_at
-                                         from worker_queue as h
-                                        where h.tag = t.tag
-                                          and h.session_id = ''
-                                          and h.available_at <= v_now
-                                        order by h.available_at, h.id
-                                        limit 1) as h
-                                 order by h.available_at) as t
-                         cross join lateral (
-                               select c.instance_id, c.execution_id, c.activity_id, c.id
-                                 from worker_queue as c
-                                where c.tag = t.tag
-                                  and c.session_id = ''
-                                  and c.available_at <= v_now
-                                order by c.available_at, c.id
-                                limit p_limit
-                                  for update skip locked) as d
-                         limit p_limit) as d
-                 where w.instance_id = d.instance_id
-                   and w.execution_id = d.execution_id
-                   and w.activity_id = d.activity_id
-                   and w.id = d.id
-                returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
-            )
-            select c.* from claimed as c
-        loop
-            v_claimed := v_claimed + 1;
-            return next;
-        end loop;
-    end if;
-
-    -- One by one: where sessions are to be considered, and with care.
-    while v_one_by_one and v_claimed < p_limit loop
+    v_visit_sessions := sessions and p_owner_id is not null;
+    loop
+        v_wanted := p_limit - v_claimed;
+        exit when v_wanted <= 0;
         v_now := clock_timestamp();
-        v_again := false;
-        v_head_tags := null;
-        if p_owner_id is not null and sessions then
+        if v_visit_sessions then
+            v_visit_sessions := false;
             select array_agg(h.tag) filter (where h.id is not null),
                    array_agg(h.session_id) filter (where h.id is not null),
                    array_agg(h.available_at) filter (where h.id is not null),
@@ -163,8 +96,92 @@ begin
                    array_agg(h.session_id) filter (where h.id is null),
                    bool_or(h.id is null and not h.complete)
               into v_head_tags, v_head_sessions, v_head_times, v_head_ids, cursor_tags, cursors, v_again
-              from session_heads(v_tags, p_owner_id, p_cursor_tags, p_cursors, v_now) as h;
+              from session_heads(
+                       v_tags, p_owner_id, p_cursor_tags, p_cursors, v_now,
+                       case when exists (select from unnest(v_tags) as t (tag)
+                                          cross join lateral (
+                                                select from worker_queue as w
+                                                 where w.tag = t.tag
+                                                   and w.session_id = ''
+                                                   and w.available_at <= v_now
+                                                 limit 1) as w)
+                            then c_visits_beside else c_visits end) as h;
         end if;
+
+        if not p_with_care and v_head_tags is null then
+            load_error := null;
+            if v_wanted <= c_few and cardinality(v_tags) = 1 then
+                -- The ordinary case.
+                for v_row in
+                    select w.instance_id, w.execution_id, w.activity_id, w.id
+                      from worker_queue as w
+                     where w.tag = v_tags[1]
+                       and w.session_id = ''
+                       and w.available_at <= v_now
+                     order by w.available_at, w.id
+                     limit v_wanted
+                       for update skip locked
+                loop
+                    update worker_queue as w
+                       set lease = gen_random_uuid(),
+                           available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
+                           attempt_count = w.attempt_count + 1
+                     where w.instance_id = v_row.instance_id
+                       and w.execution_id = v_row.execution_id
+                       and w.activity_id = v_row.activity_id
+                       and w.id = v_row.id
+                    returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
+                         into instance_id, execution_id, activity_id, id, lease, attempt_count, work_item;
+                    v_claimed := v_claimed + 1;
+                    return next;
+                end loop;
+            else
+                -- The same for all of them in one statement.
+                for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item in
+                    with claimed as (
+                        update worker_queue as w
+                           set lease = gen_random_uuid(),
+                               available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
+                               attempt_count = w.attempt_count + 1
+                          from (select d.instance_id, d.execution_id, d.activity_id, d.id
+                                  -- The tag that waits longest first.
+                                  from (select t.tag
+                                          from unnest(v_tags) as t (tag)
+                                         cross join lateral (
+                                               select h.available_at
+                                                 from worker_queue as h
+                                                where h.tag = t.tag
+                                                  and h.session_id = ''
+                                                  and h.available_at <= v_now
+                                                order by h.available_at, h.id
+                                                limit 1) as h
+                                         order by h.available_at) as t
+                                 cross join lateral (
+                                       select c.instance_id, c.execution_id, c.activity_id, c.id
+                                         from worker_queue as c
+                                        where c.tag = t.tag
+                                          and c.session_id = ''
+                                          and c.available_at <= v_now
+                                        order by c.available_at, c.id
+                                        limit v_wanted
+                                          for update skip locked) as d
+                                 limit v_wanted) as d
+                         where w.instance_id = d.instance_id
+                           and w.execution_id = d.execution_id
+                           and w.activity_id = d.activity_id
+                           and w.id = d.id
+                        returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
+                    )
+                    select c.* from claimed as c
+                loop
+                    v_claimed := v_claimed + 1;
+                    return next;
+                end loop;
+            end if;
+            exit;
+        end if;
+
+        -- One by one: where sessions have something to do, and with care.
         v_row := null;
         -- The heads of all lines this worker may stand in, the longest waiting first.
         for v_head in
@@ -184,6 +201,7 @@ begin
                    as s (tag, session_id, available_at, id)
              order by 3, 4
         loop
+            v_visit_sessions := v_visit_sessions or v_head.session_id <> '';
             select w.instance_id, w.execution_id, w.activity_id, w.id
               into v_row
               from worker_queue as w
@@ -211,7 +229,6 @@ begin
         id := v_row.id;
         work_item := null;
         load_error := null;
-        next_ms := null;
         update worker_queue as w
            set lease = fetch_work_item.lease,
                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',

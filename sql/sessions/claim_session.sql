@@ -35,5 +35,4 @@ begin
      where s.session_id = p_session_id;
     return true;
 end
-$$
-set search_path from current;
+$$;

@@ -1,6 +1,6 @@
 -- Due items of sessions that p_owner_id may serve, the first of each: sessions it owns, and sessions that nobody owns.
 -- Each tag's sessions are visited in the order of their ids, from where the last visit ended (p_cursors) and
--- round once, until c_enough were found or c_max_visits were made: so every session has its turn, and a fetch
+-- round once, until c_enough were found or p_max_visits were made: so every session has its turn, and a fetch
 -- costs the same however many there are. A row with id NULL tells where the visit of a tag ended, and whether
 -- it went all the way round.
 create or replace function session_heads(
@@ -8,21 +8,21 @@ create or replace function session_heads(
     p_owner_id     text,
     p_cursor_tags  text[],
     p_cursors      text[],
-    p_now          timestamptz
+    p_now          timestamptz,
+    p_max_visits   integer
 ) returns table (tag text, session_id text, available_at timestamptz, id bigint, complete boolean)
 language plpgsql stable
 as $$
 #variable_conflict use_column
 declare
-    c_enough     constant integer := 4;
-    c_max_visits constant integer := 200;
-    v_tag        text;
-    v_start      text;
-    v_session    text;
-    v_next       text;
-    v_wrapped    boolean;
-    v_found      integer;
-    v_visits     integer;
+    c_enough  constant integer := 4;
+    v_tag     text;
+    v_start   text;
+    v_session text;
+    v_next    text;
+    v_wrapped boolean;
+    v_found   integer;
+    v_visits  integer;
 begin
     foreach v_tag in array p_tags loop
         v_start := coalesce(p_cursors[array_position(p_cursor_tags, v_tag)], '');
@@ -31,7 +31,7 @@ begin
         v_found := 0;
         v_visits := 0;
         complete := false;
-        while v_found < c_enough and v_visits < c_max_visits loop
+        while v_found < c_enough and v_visits < p_max_visits loop
             select w.session_id
               into v_next
               from worker_queue as w
@@ -78,5 +78,4 @@ begin
         end if;
     end loop;
 end
-$$
-set search_path from current;
+$$;

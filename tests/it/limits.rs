@@ -121,21 +121,26 @@ async fn a_turn_can_start_thousands_of_children() {
     assert_eq!(item.messages.len(), 1);
 }
 
+/// Each with an activity that is due.
+async fn sessions_of_others(schema: &TestSchema, count: i64) {
+    let client = schema.client().await;
+    client
+        .batch_execute(&format!(
+            "insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item) \
+             select 'i', 1, n, now(), '', '#foreign-' || n, '{{}}' from generate_series(1, {count}) as n; \
+             insert into sessions (session_id, owner_id, locked_until, last_activity_at) \
+             select '#foreign-' || n, 'other', now() + interval '1 hour', now() from generate_series(1, {count}) as n",
+        ))
+        .await
+        .expect("sessions of others");
+}
+
 /// Sessions of others, however many, do not hide a free one.
 #[tokio::test]
 async fn every_session_has_its_turn() {
     let schema = TestSchema::new();
     let provider = schema.provider().await;
-    let client = schema.client().await;
-    client
-        .batch_execute(
-            "insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item) \
-             select 'i', 1, n, now(), '', '#foreign-' || n, '{}' from generate_series(1, 700) as n; \
-             insert into sessions (session_id, owner_id, locked_until, last_activity_at) \
-             select '#foreign-' || n, 'other', now() + interval '1 hour', now() from generate_series(1, 700) as n",
-        )
-        .await
-        .expect("sessions of others");
+    sessions_of_others(&schema, 700).await;
     for (tag, session) in [(None, "zzz"), (Some("t"), "aaa"), (Some("t"), "zzz-2")] {
         provider
             .enqueue_for_worker(routed_activity("i", 1000, tag, Some(session)))
@@ -153,4 +158,37 @@ async fn every_session_has_its_turn() {
             .expect("fetch")
             .expect("a free session");
     }
+}
+
+/// While there is other work a fetch visits few sessions, and the next one goes on from there.
+#[tokio::test]
+async fn a_free_session_has_its_turn_beside_other_work() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    sessions_of_others(&schema, 200).await;
+    let free = routed_activity("i", 1000, None, Some("zzz"));
+    provider.enqueue_for_worker(free.clone()).await.expect("enqueue");
+    for id in 2000..2100 {
+        provider
+            .enqueue_for_worker(routed_activity("i", id, None, None))
+            .await
+            .expect("enqueue");
+    }
+    let me = SessionFetchConfig {
+        owner_id: "me".to_string(),
+        lock_timeout: LOCK,
+    };
+    let mut before = 0;
+    loop {
+        let (item, _, _) = provider
+            .fetch_work_item(LOCK, Duration::ZERO, Some(&me), &TagFilter::DefaultOnly)
+            .await
+            .expect("fetch")
+            .expect("an activity");
+        if item == free {
+            break;
+        }
+        before += 1;
+    }
+    assert!((1..=25).contains(&before), "{before} others came first");
 }
