@@ -4,10 +4,14 @@
 //! history up to a certain event (`mailboxes.cached_by`), a read only where the epoch it was read under still holds.
 //! Both are decided by the database, in the transaction that reads the rest.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use duroxide::Event;
+use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use crate::encode;
@@ -17,6 +21,8 @@ use crate::turn_ack::TurnAck;
 
 /// No history takes more than this part of the memory.
 const LARGEST_PART: usize = 8;
+/// From so many events on, the copy that the next turn will get is made ahead of it, while nobody waits for it.
+const COPIED_AHEAD: usize = 500;
 /// What an entry takes beside its events.
 const ENTRY_BYTES: usize = 256;
 /// What an event takes beside its text: itself, and what the allocator adds.
@@ -94,6 +100,9 @@ struct State {
 
 struct Entry {
     known: Known,
+    /// Of `known.events`, made ahead.
+    copy: Option<Vec<Event>>,
+    /// Of both.
     bytes: usize,
     used: u64,
 }
@@ -176,16 +185,12 @@ impl HistoryCache {
         true
     }
 
-    /// What was announced has come true.
-    pub(crate) fn confirm(&self, instance: &str, ack_id: Uuid) {
+    /// What was announced has come true. Returns what is known now if it should be copied ahead.
+    pub(crate) fn confirm(&self, instance: &str, ack_id: Uuid) -> Option<Known> {
         let mut state = self.lock();
-        let Some(announced) = state.retract(instance, ack_id) else {
-            return;
-        };
-        // Out of the map it is the only copy, so that adding to it copies nothing.
-        let Some(mut known) = state.remove(instance) else {
-            return;
-        };
+        let announced = state.retract(instance, ack_id)?;
+        // Out of the map it is the only one, so that adding to it copies nothing.
+        let mut known = state.remove(instance)?;
         if known.epoch == announced.epoch
             && known.execution_id != announced.execution_id
             && announced.after_event_id == 0
@@ -198,6 +203,37 @@ impl HistoryCache {
             }
             state.put(self.limit, instance, known);
         }
+        let known = &state.entries.get(instance)?.known;
+        let worth_it = known.events.len() >= COPIED_AHEAD && state.bytes + known.bytes <= self.limit;
+        worth_it.then(|| known.clone())
+    }
+
+    /// Keeps `copy`, made of `known`, for the next turn, if that is still what is known and there is room left.
+    fn keep_copy(&self, instance: &str, known: &Known, copy: Vec<Event>) {
+        let mut state = self.lock();
+        let room = self.limit.saturating_sub(state.bytes);
+        if let Some(entry) = state.entries.get_mut(instance)
+            && Arc::ptr_eq(&entry.known.events, &known.events)
+            && entry.copy.is_none()
+            && known.bytes <= room
+        {
+            entry.copy = Some(copy);
+            entry.bytes += known.bytes;
+            let bytes = state.bytes + known.bytes;
+            state.resize(bytes);
+        }
+    }
+
+    /// The events for a turn: the copy made ahead, if these are still what is known.
+    pub(crate) fn take_events(&self, instance: &str, known: Known) -> Vec<Event> {
+        let mut state = self.lock();
+        let is_known = state
+            .entries
+            .get(instance)
+            .is_some_and(|entry| Arc::ptr_eq(&entry.known.events, &known.events));
+        let copy = if is_known { state.take_copy(instance) } else { None };
+        drop(state);
+        copy.unwrap_or_else(|| Arc::unwrap_or_clone(known.events))
     }
 
     /// What was announced has not come true, or nobody will ever know.
@@ -239,7 +275,13 @@ impl State {
         self.resize(self.bytes + bytes);
         self.by_use.insert(self.uses, Arc::clone(&key));
         let used = self.uses;
-        self.entries.insert(key, Entry { known, bytes, used });
+        let entry = Entry {
+            known,
+            copy: None,
+            bytes,
+            used,
+        };
+        self.entries.insert(key, entry);
     }
 
     fn put(&mut self, limit: usize, instance: &str, known: Known) {
@@ -251,7 +293,7 @@ impl State {
             return;
         }
         self.remove(instance);
-        let bytes = known.bytes + instance.len() + ENTRY_BYTES;
+        let bytes = entry_bytes(instance, &known);
         if bytes > limit / LARGEST_PART {
             return;
         }
@@ -260,9 +302,20 @@ impl State {
             && let Some((_, oldest)) = self.by_use.first_key_value()
         {
             let oldest = Arc::clone(oldest);
-            self.remove(&oldest);
-            metrics::cache_eviction();
+            if self.take_copy(&oldest).is_none() {
+                self.remove(&oldest);
+                metrics::cache_eviction();
+            }
         }
+    }
+
+    fn take_copy(&mut self, instance: &str) -> Option<Vec<Event>> {
+        let entry = self.entries.get_mut(instance)?;
+        let copy = entry.copy.take()?;
+        let freed = entry.bytes - entry_bytes(instance, &entry.known);
+        entry.bytes -= freed;
+        self.resize(self.bytes - freed);
+        Some(copy)
     }
 
     fn remove(&mut self, instance: &str) -> Option<Known> {
@@ -284,6 +337,11 @@ impl Drop for State {
     }
 }
 
+/// Without a copy.
+fn entry_bytes(instance: &str, known: &Known) -> usize {
+    known.bytes + instance.len() + ENTRY_BYTES
+}
+
 /// What a turn adds, until its ack has come to an end one way or the other.
 pub(crate) struct Announcement {
     inner: Arc<Inner>,
@@ -293,7 +351,16 @@ pub(crate) struct Announcement {
 
 impl Announcement {
     pub(crate) fn confirm(self) {
-        self.inner.cache.confirm(&self.instance_id, self.ack_id);
+        let known = self.inner.cache.confirm(&self.instance_id, self.ack_id);
+        if let Some(known) = known
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let (inner, instance_id) = (Arc::clone(&self.inner), self.instance_id.clone());
+            runtime.spawn(async move {
+                let copy = Vec::clone(&known.events);
+                inner.cache.keep_copy(&instance_id, &known, copy);
+            });
+        }
     }
 }
 

@@ -197,7 +197,11 @@ impl Inner {
             }
             self.cache.put(instance, known.clone());
         }
-        Ok(Arc::unwrap_or_clone(known.events))
+        Ok(if leased {
+            self.cache.take_events(instance, known)
+        } else {
+            Arc::unwrap_or_clone(known.events)
+        })
     }
 
     async fn stored_events(&self, instance: &str, execution_id: i64) -> Result<Vec<String>, Failure> {

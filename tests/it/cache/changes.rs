@@ -9,9 +9,24 @@ use crate::fixtures::{self, Ack, LOCK, create, ending, named, started};
 
 #[tokio::test]
 async fn two_processes_take_turns_on_one_instance() {
+    two_take_turns(1).await;
+}
+
+/// So long that copies are made ahead of the turns.
+#[tokio::test]
+async fn two_processes_take_turns_on_one_instance_with_a_long_history() {
+    two_take_turns(600).await;
+}
+
+async fn two_take_turns(events: usize) {
     let world = World::new().await;
     let (near, far) = (&*world.provider, &*world.schema.provider().await);
     create(near, INSTANCE).await;
+    if events > 1 {
+        let (_, token) = claim(near, INSTANCE).await;
+        let more = (2..=events).map(|id| noted(INSTANCE, id as u64, "before"));
+        ack(near, &token, more.collect()).await.expect("ack");
+    }
     for round in 0..20 {
         // Sometimes one of them has two turns in a row, and sometimes it has seen what the other did.
         let runs = if [0, 1, 3, 6, 7, 8].contains(&(round % 9)) {
@@ -20,7 +35,7 @@ async fn two_processes_take_turns_on_one_instance() {
             far
         };
         let all = stored(far, INSTANCE).await;
-        assert_eq!(all.len(), round + 1);
+        assert_eq!(all.len(), events + round);
         assert_eq!(
             take_turn(runs, INSTANCE, &format!("round {round}")).await,
             all,
