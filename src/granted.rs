@@ -8,8 +8,8 @@ use tracing::debug;
 use crate::inner::Inner;
 use crate::wake::Queue;
 
-/// How long an instance rests whose lease was handed back: a caller that drops its fetches again and again must not keep
-/// it from others by claiming it each time.
+/// How long an instance rests whose caller went away: one that drops its fetches again and again must not keep it from
+/// others by claiming it each time.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// A leased item on its way to the caller. Dropped on the way, it is handed back at once.
@@ -17,6 +17,7 @@ pub(crate) struct Granted<T> {
     item: Option<T>,
     token: String,
     queue: Queue,
+    pause: Option<Duration>,
     inner: Arc<Inner>,
 }
 
@@ -26,12 +27,18 @@ impl<T> Granted<T> {
             item: Some(item),
             token,
             queue,
+            pause: Some(PAUSE),
             inner: Arc::clone(inner),
         }
     }
 
     pub(crate) fn accept(mut self) -> Option<T> {
         self.item.take()
+    }
+
+    /// Nobody went away, it is only one too many: whoever asks next can have it.
+    pub(crate) fn hand_back(mut self) {
+        self.pause = None;
     }
 }
 
@@ -40,10 +47,11 @@ impl<T> Drop for Granted<T> {
         let (Some(_), Ok(runtime)) = (&self.item, tokio::runtime::Handle::try_current()) else {
             return;
         };
-        let (inner, token, queue) = (Arc::clone(&self.inner), std::mem::take(&mut self.token), self.queue);
+        let (inner, token) = (Arc::clone(&self.inner), std::mem::take(&mut self.token));
+        let (queue, pause) = (self.queue, self.pause);
         runtime.spawn(async move {
             let result = match queue {
-                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, Some(PAUSE)).await,
+                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, pause).await,
                 Queue::Worker => inner.abandon_work_item(&token, None, true).await,
             };
             if let Err(error) = result {

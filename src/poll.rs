@@ -207,7 +207,6 @@ impl<R: Request> Line<R> {
     /// Hands out what a look brought, and sends the next if one is wanted already.
     fn landed(&self, inner: &Arc<Inner>, request: &R, sent: &Sent, found: Result<Found<R::Item>, Failure>) {
         let now = Instant::now();
-        // Handed back by being dropped, after the lock.
         let mut unwanted = Vec::new();
         let look = {
             let mut groups = self.lock();
@@ -251,6 +250,9 @@ impl<R: Request> Line<R> {
             group.release(sent.id);
             group.due_look(now)
         };
+        for granted in unwanted {
+            granted.hand_back();
+        }
         send_look(inner, request, look, None);
     }
 }

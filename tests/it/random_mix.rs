@@ -114,24 +114,25 @@ async fn mix(url: &str) {
         .await
         .expect("search_path");
     // A message is stuck when its mailbox is neither leased nor due, though it is visible, unless it waits for a start.
-    // A mailbox that could not be proven idle is due a moment later: that moment passes first.
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let stuck = client
-        .query(
-            "select concat_ws(' ', q.instance_id, min(q.visible_at), m.available_at, m.lease, clock_timestamp()) \
-               from orchestrator_queue as q left join mailboxes as m using (instance_id) \
-              group by q.instance_id, m.instance_id \
-             having m.instance_id is null \
-                 or (m.lease is null and m.available_at > greatest(min(q.visible_at), clock_timestamp()) \
-                     and (exists (select from history as h where h.instance_id = q.instance_id) \
-                          or exists (select from instances as i where i.instance_id = q.instance_id) \
-                          or bool_or(q.kind = 's')))",
-            &[],
-        )
-        .await
-        .expect("stuck messages");
-    let stuck: Vec<String> = stuck.iter().map(|row| row.get(0)).collect();
-    assert!(stuck.is_empty(), "{stuck:?}");
+    // For a moment it may be: when it could not be proven idle, or was handed back.
+    let stuck = "select concat_ws(' ', q.instance_id, min(q.visible_at), m.available_at, m.lease, clock_timestamp()) \
+                   from orchestrator_queue as q left join mailboxes as m using (instance_id) \
+                  group by q.instance_id, m.instance_id \
+                 having m.instance_id is null \
+                     or (m.lease is null and m.available_at > greatest(min(q.visible_at), clock_timestamp()) \
+                         and (exists (select from history as h where h.instance_id = q.instance_id) \
+                              or exists (select from instances as i where i.instance_id = q.instance_id) \
+                              or bool_or(q.kind = 's')))";
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let rows = client.query(stuck, &[]).await.expect("stuck messages");
+        if rows.is_empty() {
+            break;
+        }
+        let rows: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        assert!(Instant::now() < deadline, "{rows:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let orphans: i64 = client
         .query_one(
             "select count(*) from executions as e where not exists (select from history as h \

@@ -137,9 +137,20 @@ async fn a_look_behind_a_call_that_is_held_up_does_not_hold_up_the_fetch() {
     assert_eq!(waiting.gets(SOON).await, ("free".to_string(), 1));
     assert!(!held_up.is_finished());
 
+    let handed_back = world.proxy.calls_of(".abandon_orchestration_item(");
     transaction.rollback().await.expect("rollback");
     held_up.await.expect("no panic");
-    // The look behind it may have claimed it for nobody, and handed it back.
+    // The look behind it claims it for nobody, and hands it back: due as it was before.
+    eventually("handed back", || async {
+        (world.proxy.calls_of(".abandon_orchestration_item(") > handed_back).then_some(())
+    })
+    .await;
+    eventually("due", || async {
+        let due = "select count(*) from mailboxes as m join orchestrator_queue as q using (instance_id) \
+                    where m.instance_id = 'locked' and m.lease is null and m.available_at = q.visible_at";
+        (world.number(due, &[]).await == 1).then_some(())
+    })
+    .await;
     let fetched = Queue::Turns.fetch(&world.provider, LOCK, SOON).await.expect("fetch");
     assert_eq!(fetched, Some(("locked".to_string(), 1)));
 }
