@@ -18,6 +18,9 @@ use crate::poll::{self, Fetch, Found, Line};
 use crate::token::ActivityToken;
 use crate::wake::Queue;
 
+/// Those beyond begin with the first session again.
+const MAX_SESSION_OWNERS: usize = 1000;
+
 /// What `fetch_work_item` returns.
 pub(crate) type Activity = (WorkItem, String, u32);
 
@@ -144,7 +147,7 @@ impl Inner {
             } => (Some(owner_id), *lock_timeout_ms),
             Sessions::No | Sessions::IfAny => (None, 0),
         };
-        let (cursor_tags, cursors) = self.session_cursors();
+        let (cursor_tags, cursors) = self.session_cursors(owner_id);
         let rows = self
             .call_with_care(
                 OPERATION,
@@ -168,7 +171,7 @@ impl Inner {
         };
         let mut unreadable = None;
         for row in &rows {
-            self.remember_session_cursors(row)
+            self.remember_session_cursors(owner_id, row)
                 .map_err(|error| self.decoding(OPERATION, error))?;
             let sessions: bool = row
                 .try_get("sessions")
@@ -226,19 +229,25 @@ impl Inner {
         }
     }
 
-    fn session_cursors(&self) -> (Vec<String>, Vec<String>) {
-        let cursors = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+    fn session_cursors(&self, owner_id: Option<&String>) -> (Vec<String>, Vec<String>) {
+        let owners = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        let cursors = owner_id.and_then(|owner_id| owners.get(owner_id));
         cursors
-            .iter()
-            .map(|(tag, session)| (tag.clone(), session.clone()))
+            .into_iter()
+            .flatten()
+            .map(|(tag, at)| (tag.clone(), at.clone()))
             .unzip()
     }
 
-    fn remember_session_cursors(&self, row: &Row) -> Result<(), tokio_postgres::Error> {
+    fn remember_session_cursors(&self, owner_id: Option<&String>, row: &Row) -> Result<(), tokio_postgres::Error> {
         let tags: Option<Vec<String>> = row.try_get("cursor_tags")?;
         let sessions: Option<Vec<String>> = row.try_get("cursors")?;
-        if let (Some(tags), Some(sessions)) = (tags, sessions) {
-            let mut cursors = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(owner_id), Some(tags), Some(sessions)) = (owner_id, tags, sessions) {
+            let mut owners = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
+            if owners.len() > MAX_SESSION_OWNERS {
+                owners.clear();
+            }
+            let cursors = owners.entry(owner_id.clone()).or_default();
             cursors.extend(tags.into_iter().zip(sessions));
         }
         Ok(())

@@ -4,27 +4,22 @@
 //! history up to a certain event (`mailboxes.cached_by`), a read only where the epoch it was read under still holds.
 //! Both are decided by the database, in the transaction that reads the rest.
 
+mod entries;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use duroxide::Event;
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
+use self::entries::Entries;
 use crate::encode;
 use crate::inner::Inner;
-use crate::telemetry::metrics;
 use crate::turn_ack::TurnAck;
 
-/// No history takes more than this part of the memory.
-const LARGEST_PART: usize = 8;
-/// From so many events on, the copy that the next turn will get is made ahead of it, while nobody waits for it.
-const COPIED_AHEAD: usize = 500;
-/// What an entry takes beside its events.
-const ENTRY_BYTES: usize = 256;
 /// What an event takes beside its text: itself, and what the allocator adds.
 const EVENT_BYTES: usize = size_of::<Event>() + 96;
 
@@ -80,6 +75,8 @@ struct Announced {
     last_event_id: i64,
     events: Vec<Event>,
     texts: Arc<Vec<String>>,
+    /// The next turn has them already.
+    taken: bool,
 }
 
 /// By instance, the least recently used ones forgotten first.
@@ -91,20 +88,8 @@ pub(crate) struct HistoryCache {
 
 #[derive(Default)]
 struct State {
-    entries: HashMap<Arc<str>, Entry>,
-    by_use: BTreeMap<u64, Arc<str>>,
-    uses: u64,
-    bytes: usize,
+    entries: Entries,
     announced: HashMap<Arc<str>, Vec<Announced>>,
-}
-
-struct Entry {
-    known: Known,
-    /// Of `known.events`, made ahead.
-    copy: Option<Vec<Event>>,
-    /// Of both.
-    bytes: usize,
-    used: u64,
 }
 
 impl HistoryCache {
@@ -125,18 +110,21 @@ impl HistoryCache {
 
     /// The most that is known for sure.
     pub(crate) fn get(&self, instance: &str) -> Option<Known> {
-        self.lock().get(instance)
+        self.lock().entries.get(instance)
     }
 
     /// All events up to `event_id`, which the database says this process has.
     pub(crate) fn get_up_to(&self, instance: &str, epoch: i64, execution_id: i64, event_id: i64) -> Option<Known> {
         let mut state = self.lock();
-        let known = state.get(instance).filter(|known| known.is_of(epoch, execution_id));
+        let known = state
+            .entries
+            .get(instance)
+            .filter(|known| known.is_of(epoch, execution_id));
         if known.as_ref().is_some_and(|known| known.last_event_id == event_id) {
             return known;
         }
         // The answer to the ack that added them is still under way. Of two that could have, nobody knows which did.
-        let mut candidates = state.announced.get(instance)?.iter().filter(|announced| {
+        let mut candidates = state.announced.get_mut(instance)?.iter_mut().filter(|announced| {
             (announced.epoch, announced.execution_id, announced.last_event_id) == (epoch, execution_id, event_id)
         });
         let (Some(announced), None) = (candidates.next(), candidates.next()) else {
@@ -147,6 +135,7 @@ impl HistoryCache {
             after => known.filter(|known| known.last_event_id == after)?,
         };
         known.append(announced.events.clone(), &announced.texts);
+        announced.taken = true;
         Some(known)
     }
 
@@ -162,7 +151,7 @@ impl HistoryCache {
         let count = i64::try_from(events.len()).unwrap_or(i64::MAX);
         let ids = || events.iter().map(|event| encode::saturated_id(event.event_id()));
         let mut state = self.lock();
-        let Some(known) = state.get(instance) else {
+        let Some(known) = state.entries.get(instance) else {
             return false;
         };
         let goes_on = known.execution_id == execution_id;
@@ -180,17 +169,69 @@ impl HistoryCache {
             last_event_id: after_event_id.saturating_add(count),
             events,
             texts,
+            taken: false,
         };
         state.announced.entry(instance.into()).or_default().push(announced);
         true
     }
 
-    /// What was announced has come true. Returns what is known now if it should be copied ahead.
-    pub(crate) fn confirm(&self, instance: &str, ack_id: Uuid) -> Option<Known> {
+    /// What was announced has come true. Whether what is known now may be worth a copy ahead.
+    pub(crate) fn confirm(&self, instance: &str, ack_id: Uuid) -> bool {
         let mut state = self.lock();
-        let announced = state.retract(instance, ack_id)?;
+        state.confirm(self.limit, instance, ack_id);
+        state.entries.to_copy(self.limit, instance).is_some()
+    }
+
+    /// Makes the copy for the next turn, if it is still wanted and there is room for it.
+    fn copy_ahead(&self, instance: &str) {
+        let Some(known) = self.lock().entries.to_copy(self.limit, instance) else {
+            return;
+        };
+        let copy = Vec::clone(&known.events);
+        self.keep_copy(instance, &known, copy);
+    }
+
+    /// Keeps `copy`, made of `known`, if that is still what the next turn will get.
+    fn keep_copy(&self, instance: &str, known: &Known, copy: Vec<Event>) {
+        let mut state = self.lock();
+        let is_wanted = state
+            .entries
+            .to_copy(self.limit, instance)
+            .is_some_and(|wanted| Arc::ptr_eq(&wanted.events, &known.events));
+        if is_wanted {
+            state.entries.keep_copy(instance, copy);
+        }
+    }
+
+    /// The events for a turn: the copy made ahead, if these are still what is known.
+    pub(crate) fn take_events(&self, instance: &str, known: Known) -> Vec<Event> {
+        let copy = self.lock().entries.take_events(instance, &known);
+        copy.unwrap_or_else(|| Arc::unwrap_or_clone(known.events))
+    }
+
+    /// What was announced has not come true, or nobody will ever know.
+    pub(crate) fn retract(&self, instance: &str, ack_id: Uuid) {
+        self.lock().retract(instance, ack_id);
+    }
+
+    pub(crate) fn put(&self, instance: &str, known: Known) {
+        self.lock().entries.put(self.limit, instance, known);
+    }
+
+    pub(crate) fn forget(&self, instance: &str) {
+        self.lock().entries.remove(instance);
+    }
+}
+
+impl State {
+    fn confirm(&mut self, limit: usize, instance: &str, ack_id: Uuid) {
+        let Some(announced) = self.retract(instance, ack_id) else {
+            return;
+        };
         // Out of the map it is the only one, so that adding to it copies nothing.
-        let mut known = state.remove(instance)?;
+        let Some(mut known) = self.entries.remove(instance) else {
+            return;
+        };
         if known.epoch == announced.epoch
             && known.execution_id != announced.execution_id
             && announced.after_event_id == 0
@@ -201,63 +242,11 @@ impl HistoryCache {
             if known.last_event_id == announced.after_event_id {
                 known.append(announced.events, &announced.texts);
             }
-            state.put(self.limit, instance, known);
+            self.entries.put(limit, instance, known);
+            if announced.taken {
+                self.entries.taken(instance);
+            }
         }
-        let known = &state.entries.get(instance)?.known;
-        let worth_it = known.events.len() >= COPIED_AHEAD && state.bytes + known.bytes <= self.limit;
-        worth_it.then(|| known.clone())
-    }
-
-    /// Keeps `copy`, made of `known`, for the next turn, if that is still what is known and there is room left.
-    fn keep_copy(&self, instance: &str, known: &Known, copy: Vec<Event>) {
-        let mut state = self.lock();
-        let room = self.limit.saturating_sub(state.bytes);
-        if let Some(entry) = state.entries.get_mut(instance)
-            && Arc::ptr_eq(&entry.known.events, &known.events)
-            && entry.copy.is_none()
-            && known.bytes <= room
-        {
-            entry.copy = Some(copy);
-            entry.bytes += known.bytes;
-            let bytes = state.bytes + known.bytes;
-            state.resize(bytes);
-        }
-    }
-
-    /// The events for a turn: the copy made ahead, if these are still what is known.
-    pub(crate) fn take_events(&self, instance: &str, known: Known) -> Vec<Event> {
-        let mut state = self.lock();
-        let is_known = state
-            .entries
-            .get(instance)
-            .is_some_and(|entry| Arc::ptr_eq(&entry.known.events, &known.events));
-        let copy = if is_known { state.take_copy(instance) } else { None };
-        drop(state);
-        copy.unwrap_or_else(|| Arc::unwrap_or_clone(known.events))
-    }
-
-    /// What was announced has not come true, or nobody will ever know.
-    pub(crate) fn retract(&self, instance: &str, ack_id: Uuid) {
-        self.lock().retract(instance, ack_id);
-    }
-
-    pub(crate) fn put(&self, instance: &str, known: Known) {
-        self.lock().put(self.limit, instance, known);
-    }
-
-    pub(crate) fn forget(&self, instance: &str) {
-        self.lock().remove(instance);
-    }
-}
-
-impl State {
-    fn get(&mut self, instance: &str) -> Option<Known> {
-        let entry = self.entries.get_mut(instance)?;
-        let key = self.by_use.remove(&entry.used)?;
-        self.uses += 1;
-        entry.used = self.uses;
-        self.by_use.insert(self.uses, key);
-        Some(entry.known.clone())
     }
 
     fn retract(&mut self, instance: &str, ack_id: Uuid) -> Option<Announced> {
@@ -269,77 +258,6 @@ impl State {
         }
         Some(retracted)
     }
-
-    fn insert(&mut self, key: Arc<str>, known: Known, bytes: usize) {
-        self.uses += 1;
-        self.resize(self.bytes + bytes);
-        self.by_use.insert(self.uses, Arc::clone(&key));
-        let used = self.uses;
-        let entry = Entry {
-            known,
-            copy: None,
-            bytes,
-            used,
-        };
-        self.entries.insert(key, entry);
-    }
-
-    fn put(&mut self, limit: usize, instance: &str, known: Known) {
-        if let Some(entry) = self.entries.get(instance)
-            && entry.known.is_of(known.epoch, known.execution_id)
-            && entry.known.last_event_id > known.last_event_id
-        {
-            // An answer that was overtaken.
-            return;
-        }
-        self.remove(instance);
-        let bytes = entry_bytes(instance, &known);
-        if bytes > limit / LARGEST_PART {
-            return;
-        }
-        self.insert(instance.into(), known, bytes);
-        while self.bytes > limit
-            && let Some((_, oldest)) = self.by_use.first_key_value()
-        {
-            let oldest = Arc::clone(oldest);
-            if self.take_copy(&oldest).is_none() {
-                self.remove(&oldest);
-                metrics::cache_eviction();
-            }
-        }
-    }
-
-    fn take_copy(&mut self, instance: &str) -> Option<Vec<Event>> {
-        let entry = self.entries.get_mut(instance)?;
-        let copy = entry.copy.take()?;
-        let freed = entry.bytes - entry_bytes(instance, &entry.known);
-        entry.bytes -= freed;
-        self.resize(self.bytes - freed);
-        Some(copy)
-    }
-
-    fn remove(&mut self, instance: &str) -> Option<Known> {
-        let entry = self.entries.remove(instance)?;
-        self.by_use.remove(&entry.used);
-        self.resize(self.bytes - entry.bytes);
-        Some(entry.known)
-    }
-
-    fn resize(&mut self, bytes: usize) {
-        metrics::cache_bytes(self.bytes, bytes);
-        self.bytes = bytes;
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        self.resize(0);
-    }
-}
-
-/// Without a copy.
-fn entry_bytes(instance: &str, known: &Known) -> usize {
-    known.bytes + instance.len() + ENTRY_BYTES
 }
 
 /// What a turn adds, until its ack has come to an end one way or the other.
@@ -351,14 +269,14 @@ pub(crate) struct Announcement {
 
 impl Announcement {
     pub(crate) fn confirm(self) {
-        let known = self.inner.cache.confirm(&self.instance_id, self.ack_id);
-        if let Some(known) = known
+        if self.inner.cache.confirm(&self.instance_id, self.ack_id)
             && let Ok(runtime) = Handle::try_current()
         {
-            let (inner, instance_id) = (Arc::clone(&self.inner), self.instance_id.clone());
+            let (inner, instance_id) = (Arc::downgrade(&self.inner), self.instance_id.clone());
             runtime.spawn(async move {
-                let copy = Vec::clone(&known.events);
-                inner.cache.keep_copy(&instance_id, &known, copy);
+                if let Some(inner) = inner.upgrade() {
+                    inner.cache.copy_ahead(&instance_id);
+                }
             });
         }
     }

@@ -49,8 +49,8 @@ pub(crate) struct Inner {
     pub(crate) statuses: Batcher<StatusRequest, Result<Option<CustomStatus>, CallError>>,
     /// Tag filters for which there were activities of sessions at the last look.
     pub(crate) tags_with_sessions: Mutex<HashSet<Option<Vec<String>>>>,
-    /// Where this process goes on visiting the sessions of each tag, so that every session has its turn.
-    pub(crate) session_cursors: Mutex<HashMap<String, String>>,
+    /// Where each owner of sessions goes on visiting those of each tag, so that every session has its turn.
+    pub(crate) session_cursors: Mutex<HashMap<String, HashMap<String, String>>>,
 }
 
 impl Inner {

@@ -39,13 +39,12 @@ declare
     c_session_recheck constant interval := interval '1 second';
     -- Up to here several small statements for each cost less than starting the large one.
     c_few             constant integer := 3;
-    -- Sessions to visit at most: while there is other work, only as many as do not hold it up.
-    c_visits          constant integer := 200;
-    c_visits_beside   constant integer := 8;
     v_now             timestamptz;
     v_tags            text[];
     v_wanted          integer;
     v_visit_sessions  boolean;
+    v_thorough        boolean := false;
+    v_busy            boolean;
     v_head_tags       text[];
     v_head_sessions   text[];
     v_head_times      timestamptz[];
@@ -88,6 +87,14 @@ begin
         v_now := clock_timestamp();
         if v_visit_sessions then
             v_visit_sessions := false;
+            v_busy := not v_thorough
+                      and exists (select from unnest(v_tags) as t (tag)
+                                   cross join lateral (
+                                         select from worker_queue as w
+                                          where w.tag = t.tag
+                                            and w.session_id = ''
+                                            and w.available_at <= v_now
+                                          limit 1) as w);
             select array_agg(h.tag) filter (where h.id is not null),
                    array_agg(h.session_id) filter (where h.id is not null),
                    array_agg(h.available_at) filter (where h.id is not null),
@@ -96,16 +103,7 @@ begin
                    array_agg(h.session_id) filter (where h.id is null),
                    bool_or(h.id is null and not h.complete)
               into v_head_tags, v_head_sessions, v_head_times, v_head_ids, cursor_tags, cursors, v_again
-              from session_heads(
-                       v_tags, p_owner_id, p_cursor_tags, p_cursors, v_now,
-                       case when exists (select from unnest(v_tags) as t (tag)
-                                          cross join lateral (
-                                                select from worker_queue as w
-                                                 where w.tag = t.tag
-                                                   and w.session_id = ''
-                                                   and w.available_at <= v_now
-                                                 limit 1) as w)
-                            then c_visits_beside else c_visits end) as h;
+              from session_heads(v_tags, p_owner_id, p_cursor_tags, p_cursors, v_now, v_busy) as h;
         end if;
 
         if not p_with_care and v_head_tags is null then
@@ -178,7 +176,11 @@ begin
                     return next;
                 end loop;
             end if;
-            exit;
+            exit when v_claimed > 0 or v_again is not true or not v_busy;
+            -- Others have locked it: then there is time for sessions.
+            v_thorough := true;
+            v_visit_sessions := true;
+            continue;
         end if;
 
         -- One by one: where sessions have something to do, and with care.

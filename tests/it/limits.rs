@@ -135,6 +135,26 @@ async fn sessions_of_others(schema: &TestSchema, count: i64) {
         .expect("sessions of others");
 }
 
+fn owner(id: &str) -> SessionFetchConfig {
+    SessionFetchConfig {
+        owner_id: id.to_string(),
+        lock_timeout: LOCK,
+    }
+}
+
+/// Activities without a session.
+async fn other_work(provider: &dyn Provider, count: u64) {
+    for id in 0..count {
+        let item = routed_activity("i", 2000 + id, None, None);
+        provider.enqueue_for_worker(item).await.expect("enqueue");
+    }
+}
+
+async fn fetch(provider: &dyn Provider, owner: &SessionFetchConfig) -> WorkItem {
+    let fetched = provider.fetch_work_item(LOCK, Duration::ZERO, Some(owner), &TagFilter::DefaultOnly);
+    fetched.await.expect("fetch").expect("an activity").0
+}
+
 /// Sessions of others, however many, do not hide a free one.
 #[tokio::test]
 async fn every_session_has_its_turn() {
@@ -147,10 +167,7 @@ async fn every_session_has_its_turn() {
             .await
             .expect("enqueue");
     }
-    let me = SessionFetchConfig {
-        owner_id: "me".to_string(),
-        lock_timeout: LOCK,
-    };
+    let me = owner("me");
     for _ in 0..3 {
         provider
             .fetch_work_item(LOCK, Duration::from_secs(10), Some(&me), &TagFilter::default_and(["t"]))
@@ -164,31 +181,55 @@ async fn every_session_has_its_turn() {
 #[tokio::test]
 async fn a_free_session_has_its_turn_beside_other_work() {
     let schema = TestSchema::new();
-    let provider = schema.provider().await;
+    let provider = &*schema.provider().await;
     sessions_of_others(&schema, 200).await;
     let free = routed_activity("i", 1000, None, Some("zzz"));
     provider.enqueue_for_worker(free.clone()).await.expect("enqueue");
-    for id in 2000..2100 {
-        provider
-            .enqueue_for_worker(routed_activity("i", id, None, None))
-            .await
-            .expect("enqueue");
-    }
-    let me = SessionFetchConfig {
-        owner_id: "me".to_string(),
-        lock_timeout: LOCK,
-    };
+    other_work(provider, 100).await;
+    let me = owner("me");
     let mut before = 0;
-    loop {
-        let (item, _, _) = provider
-            .fetch_work_item(LOCK, Duration::ZERO, Some(&me), &TagFilter::DefaultOnly)
-            .await
-            .expect("fetch")
-            .expect("an activity");
-        if item == free {
-            break;
-        }
+    while fetch(provider, &me).await != free {
         before += 1;
     }
     assert!((1..=25).contains(&before), "{before} others came first");
+}
+
+/// However many sessions others have, and whoever else asks: what waits longest in a session comes first to its owner.
+#[tokio::test]
+async fn an_owner_need_not_look_for_its_sessions() {
+    let schema = TestSchema::new();
+    let provider = &*schema.provider().await;
+    let (me, you) = (owner("me"), owner("you"));
+    let activity = |id| routed_activity("i", id, None, Some("mine"));
+    provider.enqueue_for_worker(activity(1000)).await.expect("enqueue");
+    assert_eq!(fetch(provider, &me).await, activity(1000));
+    sessions_of_others(&schema, 47).await;
+    for id in 1001..1004 {
+        provider.enqueue_for_worker(activity(id)).await.expect("enqueue");
+    }
+    other_work(provider, 10).await;
+    for id in 1001..1004 {
+        assert_ne!(fetch(provider, &you).await, activity(id));
+        assert_eq!(fetch(provider, &me).await, activity(id));
+    }
+}
+
+/// Other work that somebody else is about to take does not keep a free session waiting.
+#[tokio::test]
+async fn a_free_session_is_found_behind_locked_work() {
+    let schema = TestSchema::new();
+    let provider = &*schema.provider().await;
+    sessions_of_others(&schema, 99).await;
+    let free = routed_activity("i", 1000, None, Some("zzz"));
+    provider.enqueue_for_worker(free.clone()).await.expect("enqueue");
+    other_work(provider, 1).await;
+    let mut somebody = schema.client().await;
+    let transaction = somebody.transaction().await.expect("begin");
+    let locked = transaction
+        .execute("select from worker_queue where session_id = '' for update", &[])
+        .await
+        .expect("lock");
+    assert_eq!(locked, 1);
+    assert_eq!(fetch(provider, &owner("me")).await, free);
+    transaction.rollback().await.expect("rollback");
 }
