@@ -41,7 +41,7 @@ impl Workload for Memory {
     fn about(&self) -> &'static str {
         "10,000 instances with 20 events of history and a message each. A process of its own touches every one of them once: \
          fetches its turn, acks it with one more event, and reads its history. By how much its resident memory has grown \
-         since the first hundred."
+         since the first hundred. The peers keep nothing of a history; here it is a setting, 64 MiB."
     }
 
     fn points(&self, _scale: &Scale) -> Vec<Point> {
@@ -52,7 +52,7 @@ impl Workload for Memory {
         const {
             &[
                 Metric::neither("histories", "histories touched"),
-                Metric::lower("growth_mib", "growth of resident memory, MiB"),
+                Metric::neither("growth_mib", "growth of resident memory, MiB"),
                 Metric::neither("resident_mib", "resident memory in the end, MiB"),
             ]
         }
