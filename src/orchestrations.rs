@@ -23,6 +23,9 @@ use crate::turn_ack::{Columns, TurnAck, TurnAnswer};
 use crate::turn_acks::TurnAcks;
 use crate::wake::Queue;
 
+/// When to look again for an instance whose history could not be had.
+const UNAVAILABLE: Duration = Duration::from_millis(500);
+
 /// The version range of a filter; none if it allows nothing. Only the first range counts: the framework
 /// has defined no more yet, and its validations insist.
 fn version_range(filter: Option<&DispatcherCapabilityFilter>) -> Option<(i64, i64)> {
@@ -123,7 +126,10 @@ impl Inner {
                         .push(Granted::new(self, Queue::Orchestrator, token, *turn));
                 }
                 // By being dropped it is handed back, and the attempt does not count.
-                Fetched::Unavailable { token } => drop(Granted::new(self, Queue::Orchestrator, token, ())),
+                Fetched::Unavailable { token } => {
+                    drop(Granted::new(self, Queue::Orchestrator, token, ()));
+                    found.next = Some(UNAVAILABLE);
+                }
                 Fetched::Dropped { instance_id, count } => warn!(
                     instance = instance_id,
                     count, "dropped queue messages for an instance that was never started"

@@ -208,12 +208,13 @@ impl<R: Request> Line<R> {
     fn landed(&self, inner: &Arc<Inner>, request: &R, sent: &Sent, found: Result<Found<R::Item>, Failure>) {
         let now = Instant::now();
         let mut unwanted = Vec::new();
+        let departed;
         let look = {
             let mut groups = self.lock();
             let Some(group) = groups.get_mut(request) else {
                 return;
             };
-            group.landed(sent.id);
+            departed = group.landed(sent.id);
             match found {
                 Ok(found) => {
                     let enough = found.granted.len() >= sent.wanted;
@@ -222,35 +223,44 @@ impl<R: Request> Line<R> {
                         unwanted.extend(group.hand_out(sent.id, granted));
                     }
                     let (nap, reason) = match found.next {
+                        // It told nothing of what they will ask for.
+                        _ if found.ask_anew => (Duration::ZERO, Reason::Asked),
                         // There may be more.
                         _ if enough => (Duration::ZERO, Reason::More),
-                        None if !nothing => (CONFIRMATION, Reason::More),
+                        _ if !nothing => (CONFIRMATION, Reason::More),
                         next => match (next.unwrap_or(Duration::MAX), inner.waker.fallback()) {
                             (due, fallback) if due <= fallback => (due, Reason::Due),
                             (_, fallback) => (fallback, Reason::Fallback),
                         },
                     };
                     group.quiet(sent.id, now + nap, reason);
-                    if !enough {
-                        group.dismiss(sent.id, found.ask_anew, || match found.ask_anew {
-                            true => Answer::AskAnew,
-                            false => Answer::Nothing,
-                        });
+                    if found.ask_anew {
+                        // Also those who came while it was on the wire: what they would ask is no longer right.
+                        group.dismiss(|_| true, || Answer::AskAnew);
+                    } else if !enough {
+                        group.dismiss(
+                            |waiter| waiter.look == Some(sent.id) && waiter.impatient,
+                            || Answer::Nothing,
+                        );
                     }
                 }
                 Err(error) => {
                     group.quiet(sent.id, now, Reason::Failed);
                     let closed = inner.caller.is_closed();
-                    group.dismiss(sent.id, true, || match closed {
-                        true => Answer::Nothing,
-                        false => Answer::Failed(error.clone()),
-                    });
+                    group.dismiss(
+                        |waiter| waiter.look == Some(sent.id),
+                        || match closed {
+                            true => Answer::Nothing,
+                            false => Answer::Failed(error.clone()),
+                        },
+                    );
                 }
             }
             group.release(sent.id);
             group.due_look(now)
         };
-        for granted in unwanted {
+        // What was for those who went away is dropped, and rests; the others were only one too many.
+        for granted in unwanted.into_iter().skip(departed) {
             granted.hand_back();
         }
         send_look(inner, request, look, None);

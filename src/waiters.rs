@@ -36,6 +36,8 @@ pub(crate) struct Group<T> {
     /// The last sent of those looks that have told how long nothing is to be found.
     newest_word: u64,
     behind: Option<Behind>,
+    /// For each who went away while a look for it was on the wire: that look.
+    departed: Vec<u64>,
 }
 
 /// A look on the wire behind a call that fills the queue, and which call that is.
@@ -117,6 +119,7 @@ impl<T> Group<T> {
             next_id: 0,
             newest_word: 0,
             behind: None,
+            departed: Vec::new(),
         }
     }
 
@@ -207,13 +210,18 @@ impl<T> Group<T> {
     /// Takes a waiter out.
     pub(crate) fn leave(&mut self, id: u64) -> Option<Waiter<T>> {
         let position = self.waiters.iter().position(|waiter| waiter.id == id)?;
-        self.waiters.remove(position)
+        let waiter = self.waiters.remove(position)?;
+        self.departed.extend(waiter.look);
+        Some(waiter)
     }
 
-    /// A look is no longer on the wire.
-    pub(crate) fn landed(&mut self, look: u64) {
+    /// A look is no longer on the wire. Returns how many of those it was for went away meanwhile.
+    pub(crate) fn landed(&mut self, look: u64) -> usize {
         self.looks -= 1;
         self.behind.take_if(|behind| behind.look == look);
+        let before = self.departed.len();
+        self.departed.retain(|departed| *departed != look);
+        before - self.departed.len()
     }
 
     /// Gives an item to somebody the look was for, else to whoever waits longest. Returns it if nobody is left.
@@ -238,10 +246,10 @@ impl<T> Group<T> {
         }
     }
 
-    /// Answers those for whom a look decided: the impatient ones, or all that it was for.
-    pub(crate) fn dismiss(&mut self, look: u64, all: bool, answer: impl Fn() -> Answer<T>) {
+    /// Answers those for whom a look decided.
+    pub(crate) fn dismiss(&mut self, decided: impl Fn(&Waiter<T>) -> bool, answer: impl Fn() -> Answer<T>) {
         for waiter in std::mem::take(&mut self.waiters) {
-            if waiter.look == Some(look) && (all || waiter.impatient) {
+            if decided(&waiter) {
                 let _ = waiter.answer.send(answer());
             } else {
                 self.waiters.push_back(waiter);

@@ -94,7 +94,7 @@ begin
        and t.instance_id is not null;
 
     if v_sessions is not null then
-        for v_session in select distinct s.id from unnest(v_sessions) as s (id) order by s.id loop
+        for v_session in select distinct s.id collate "C" from unnest(v_sessions) as s (id) order by 1 loop
             perform touch_session(v_session, v_now);
         end loop;
     end if;

@@ -37,6 +37,9 @@ as $$
 declare
     -- Between two visits to the queue a session can become free without a trace in it.
     c_session_recheck constant interval := interval '1 second';
+    -- What is due but locked is being worked on, and sessions not visited yet are next: worth another look soon, not now.
+    c_locked_recheck  constant interval := interval '25 ms';
+    c_unvisited_pause constant interval := interval '100 ms';
     -- Up to here several small statements for each cost less than starting the large one.
     c_few             constant integer := 3;
     v_now             timestamptz;
@@ -49,7 +52,9 @@ declare
     v_head_sessions   text[];
     v_head_times      timestamptz[];
     v_head_ids        bigint[];
-    v_again           boolean := false;
+    v_unvisited       boolean := false;
+    v_locked          boolean := false;
+    v_session_next    timestamptz;
     v_head            record;
     v_row             record;
     v_claimed         integer := 0;
@@ -101,9 +106,11 @@ begin
                    array_agg(h.id) filter (where h.id is not null),
                    array_agg(h.tag) filter (where h.id is null),
                    array_agg(h.session_id) filter (where h.id is null),
-                   bool_or(h.id is null and not h.complete)
-              into v_head_tags, v_head_sessions, v_head_times, v_head_ids, cursor_tags, cursors, v_again
-              from session_heads(v_tags, p_owner_id, p_cursor_tags, p_cursors, v_now, v_busy) as h;
+                   bool_or(h.id is null and not h.complete),
+                   min(h.available_at) filter (where h.id is null)
+              into v_head_tags, v_head_sessions, v_head_times, v_head_ids, cursor_tags, cursors, v_unvisited, v_session_next
+              from session_heads(v_tags, p_owner_id, coalesce(cursor_tags, p_cursor_tags), coalesce(cursors, p_cursors),
+                                 v_now, v_busy, greatest(v_wanted, c_few)) as h;
         end if;
 
         if not p_with_care and v_head_tags is null then
@@ -176,7 +183,7 @@ begin
                     return next;
                 end loop;
             end if;
-            exit when v_claimed > 0 or v_again is not true or not v_busy;
+            exit when v_claimed > 0 or v_unvisited is not true or not v_busy;
             -- Others have locked it: then there is time for sessions.
             v_thorough := true;
             v_visit_sessions := true;
@@ -187,7 +194,7 @@ begin
         v_row := null;
         -- The heads of all lines this worker may stand in, the longest waiting first.
         for v_head in
-            select h.tag, h.session_id, h.available_at, h.id
+            select h.tag, h.session_id, h.available_at, h.id, null::bigint as position
               from unnest(v_tags) as t (tag)
              cross join lateral (
                    select w.tag, w.session_id, w.available_at, w.id
@@ -198,12 +205,12 @@ begin
                     order by w.available_at, w.id
                     limit 1) as h
             union all
-            select s.tag, s.session_id, s.available_at, s.id
+            select s.tag, s.session_id, s.available_at, s.id, s.position
               from unnest(v_head_tags, v_head_sessions, v_head_times, v_head_ids)
-                   as s (tag, session_id, available_at, id)
+                   with ordinality as s (tag, session_id, available_at, id, position)
+             where s.available_at < 'infinity'
              order by 3, 4
         loop
-            v_visit_sessions := v_visit_sessions or v_head.session_id <> '';
             select w.instance_id, w.execution_id, w.activity_id, w.id
               into v_row
               from worker_queue as w
@@ -213,14 +220,14 @@ begin
              order by w.available_at, w.id
              limit 1
                for update skip locked;
-            if not found then
-                v_again := true;
-                continue;
-            end if;
-            exit when v_head.session_id = ''
-                   or claim_session(v_head.session_id, p_owner_id, p_session_lock_timeout_ms);
+            exit when found
+                  and (v_head.session_id = ''
+                       or claim_session(v_head.session_id, p_owner_id, p_session_lock_timeout_ms));
             v_row := null;
-            v_again := true;
+            v_locked := true;
+            if v_head.session_id <> '' then
+                v_head_times[v_head.position] := 'infinity';
+            end if;
         end loop;
         exit when v_row is null;
 
@@ -258,6 +265,24 @@ begin
         end;
         v_claimed := v_claimed + 1;
         return next;
+
+        if v_head.session_id <> '' then
+            -- What the session has next stands in line instead.
+            select w.available_at, w.id
+              into v_row
+              from worker_queue as w
+             where w.tag = v_head.tag
+               and w.session_id = v_head.session_id
+               and w.available_at <= v_now
+             order by w.available_at, w.id
+             limit 1;
+            v_head_times[v_head.position] := coalesce(v_row.available_at, 'infinity');
+            v_head_ids[v_head.position] := v_row.id;
+        end if;
+        if 'infinity' = all (v_head_times) then
+            v_head_tags := null;
+            v_visit_sessions := v_unvisited;
+        end if;
     end loop;
 
     if v_claimed = 0 then
@@ -271,10 +296,11 @@ begin
                   and w.session_id = ''
                 order by w.available_at
                 limit 1) as h;
-        -- What is due but locked is being worked on, and sessions not visited yet are next:
-        -- worth another look soon, not now.
-        if v_again or v_next <= v_now then
-            v_next := v_now + interval '25 ms';
+        v_next := least(v_next, v_session_next);
+        if v_locked or v_next <= v_now then
+            v_next := v_now + c_locked_recheck;
+        elsif v_unvisited then
+            v_next := least(v_next, v_now + c_unvisited_pause);
         elsif p_owner_id is not null and sessions then
             v_next := least(v_next, v_now + c_session_recheck);
         end if;

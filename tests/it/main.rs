@@ -23,6 +23,7 @@ mod races;
 mod random_mix;
 mod round_trips;
 mod secure;
+mod sessions;
 mod support;
 mod telemetry;
 mod test_support;

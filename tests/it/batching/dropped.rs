@@ -11,6 +11,8 @@ use super::{
 };
 use crate::fixtures::{self, Ack, LOCK, named, start, turn};
 
+const ABANDON: &str = ".abandon_orchestration_item(";
+
 type Call = Pin<Box<dyn Future<Output = Result<(), ProviderError>> + Send>>;
 
 /// Begins all calls while the answer to the first is held back, drops some of them (which may be the first), and
@@ -208,4 +210,37 @@ async fn a_fetch_that_stops_halfway_keeps_nobody_waiting() {
     // From now on only the second.
     second.await.expect("fetch").expect("a turn");
     first.await.expect("fetch").expect("a turn");
+}
+
+/// Who goes away while a look for it is on the wire leaves the instance that it brings resting: it might come back, and
+/// go away, again and again.
+#[tokio::test]
+async fn what_was_claimed_for_a_fetch_that_went_away_rests() {
+    let world = World::new().await;
+    world.settle().await;
+    let sent = world.provider.enqueue_for_orchestrator(start("i"), None).await;
+    sent.expect("enqueue");
+    let mut held = world.proxy.hold_answer_of(FETCH_TURNS);
+    let mut fetch = Box::pin(world.provider.fetch_orchestration_item(LOCK, Duration::ZERO, None));
+    tokio::select! {
+        _ = &mut fetch => panic!("the answer is held back"),
+        () = held.wait() => {}
+    }
+    drop(fetch);
+    // Due again when it has rested.
+    let abandons = world.proxy.calls_of(ABANDON);
+    held.release();
+    while world.proxy.calls_of(ABANDON) == abandons {
+        tokio::task::yield_now().await;
+    }
+    let rests = "select count(*) from mailboxes \
+                  where lease is null and available_at > (select max(visible_at) from orchestrator_queue)";
+    while world
+        .number("select count(*) from mailboxes where lease is null", &[])
+        .await
+        == 0
+    {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.number(rests, &[]).await, 1);
 }

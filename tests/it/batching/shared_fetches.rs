@@ -334,3 +334,36 @@ async fn a_fetch_that_does_not_wait_always_looks() {
     let (_, _, attempt) = fixtures::work(&*world.provider, LOCK).await;
     assert_eq!(attempt, 1);
 }
+
+/// Workers share their looks until there are sessions. Whoever came while the look was on the wire that found some asks for
+/// itself, at once.
+#[tokio::test]
+async fn sessions_that_a_look_meets_keep_nobody_waiting() {
+    let world = World::new().await;
+    world.settle().await;
+    for (id, session) in [(1, "s1"), (2, "s2")] {
+        let item = routed_activity("i", id, None, Some(session));
+        world.provider.enqueue_for_worker(item).await.expect("enqueue");
+    }
+    let fetch = |owner: &str| {
+        let (provider, owner_id) = (world.provider.clone(), owner.to_string());
+        Box::pin(async move {
+            let session = SessionFetchConfig {
+                owner_id,
+                lock_timeout: LOCK,
+            };
+            let fetched = provider.fetch_work_item(LOCK, PATIENT, Some(&session), &TagFilter::DefaultOnly);
+            fetched.await.expect("fetch").expect("an activity")
+        })
+    };
+    let mut held = world.proxy.hold_answer_of(FETCH_ACTIVITIES);
+    let (mut first, mut second) = (fetch("one"), fetch("two"));
+    tokio::select! {
+        _ = &mut first => panic!("the answer is held back"),
+        () = held.wait() => {}
+    }
+    assert!(begin(second.as_mut()).await.is_pending());
+    held.release();
+    let both = futures_util::future::join(first, second);
+    tokio::time::timeout(SOON, both).await.expect("soon");
+}

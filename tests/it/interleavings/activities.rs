@@ -150,3 +150,43 @@ async fn a_session_is_claimed_once() {
             .expect("next round");
     }
 }
+
+/// Acks of many take sessions in the order that renewals take them in, whatever the order of the database: a renewal that
+/// died in a deadlock would cost its owner all its sessions.
+#[tokio::test]
+async fn acks_take_sessions_in_the_order_of_renewals() {
+    let stage = Stage::new().await;
+    let session = SessionFetchConfig {
+        owner_id: "me".to_string(),
+        lock_timeout: LOCK,
+    };
+    let mut tokens = Vec::new();
+    for (id, name) in [(1, "a"), (2, "B")] {
+        let item = routed_activity("i", id, None, Some(name));
+        stage.provider.enqueue_for_worker(item).await.expect("enqueue");
+        let fetched = stage
+            .provider
+            .fetch_work_item(LOCK, NOW, Some(&session), &TagFilter::DefaultOnly)
+            .await;
+        tokens.push(fetched.expect("fetch").expect("an activity").1);
+    }
+    // The first in the order of bytes.
+    stage
+        .hold("select from sessions where session_id = $1 for update", "#B")
+        .await;
+    let acks = tokens.into_iter().map(|token| {
+        let provider = stage.provider();
+        async move { provider.ack_work_item(&token, None).await }
+    });
+    let acking = stage.waiting(1, futures_util::future::join_all(acks)).await;
+    // The other is not held by whoever waits for the first.
+    stage
+        .observer
+        .query("select from sessions where session_id = '#a' for update nowait", &[])
+        .await
+        .expect("not locked");
+    stage.let_go().await;
+    for result in acking.await.expect("task") {
+        result.expect("ack");
+    }
+}
