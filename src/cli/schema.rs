@@ -72,7 +72,15 @@ pub(super) async fn verify(connection: &Connection) -> Result<Outcome, Failure> 
     let mut client = connection.client().await?;
     let drift = deploy::find_drift(&mut client, &connection.schema).await?;
     let grants = deploy::grant_problems(&client, &connection.schema).await?;
-    let grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
+    let mut grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
+    let open = drift.open_to_public();
+    if !open.is_empty() {
+        grants.push(format!(
+            "PUBLIC has EXECUTE on {}: {} schema apply",
+            open.join(", "),
+            connection.command()
+        ));
+    }
     // A later release serves this one, and looks different.
     let newer = standing == Standing::Newer;
     let outdated = standing == Standing::Outdated;
@@ -125,8 +133,8 @@ pub(super) async fn verify(connection: &Connection) -> Result<Outcome, Failure> 
     let problem = (!ok).then(|| {
         Failure::new(format!(
             "schema {name:?} is not as release {RELEASE} deploys it. \
-             Functions, views and what PUBLIC may are put right by: {0} schema apply; what roles lack or have too much, by \
-             what their lines say. What else to do says: {0} doctor",
+             Functions, views and what PUBLIC may do with them are put right by: {0} schema apply; what roles lack or have too \
+             much, by what their lines say. What else to do says: {0} doctor",
             connection.command()
         ))
     });
