@@ -43,7 +43,7 @@ pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use records::{incomplete, lost, rewrite_history};
 #[cfg(feature = "cli")]
-pub(crate) use removal::remove;
+pub(crate) use removal::{Kept, remove};
 #[cfg(feature = "cli")]
 pub(crate) use repairs::{Repair, repairs};
 #[cfg(feature = "cli")]
