@@ -1,5 +1,5 @@
 -- Applied after the functions, in their transaction: PUBLIC has nothing of ours. What else is in the schema is
--- none of our business.
+-- none of our business. The functions themselves follow, each by its name: the deployer knows the files.
 revoke all on deployment, executions, history, instances, kv_delta, kv_store, mailboxes, orchestrator_queue,
     schema_history, sessions, worker_queue from public;
 revoke all on execution_status, instance_counts, instance_events, instance_payloads, instance_status, instance_values,
@@ -18,21 +18,5 @@ begin
                   and pg_has_role(n.nspowner, 'usage')) then
         execute format('revoke create on schema %I from public', current_schema());
     end if;
-end
-$$;
-
--- CREATE FUNCTION hands EXECUTE to PUBLIC. Those of this transaction are ours.
-do $$
-declare
-    v_function regprocedure;
-begin
-    for v_function in
-        select p.oid
-          from pg_proc as p
-         where p.pronamespace = quote_ident(current_schema())::regnamespace
-           and p.xmin = pg_current_xact_id()::xid
-    loop
-        execute format('revoke all on function %s from public', v_function);
-    end loop;
 end
 $$;

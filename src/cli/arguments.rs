@@ -193,7 +193,7 @@ pub(super) enum SchemaCommand {
 
     /// Drops everything that was deployed, with all instances. Asks first.
     ///
-    /// The schema itself goes too, unless something else is in it.
+    /// The schema itself goes too, unless something else is in it, it belongs to another role, or it is `public`.
     Drop {
         /// Does not ask.
         #[arg(long)]

@@ -35,6 +35,22 @@ const WRONG: &str = "\
      where v.name = any ($5::text[]) and r.rolname = $1::text and a.grantee <> v.owner \
      order by 1";
 
+/// What the role $1 was granted itself, of the schema $2 and what is in it.
+const HELD: &str = "\
+    with object as ( \
+        select n.oid, coalesce(n.nspacl, acldefault('n', n.nspowner)) as acl from pg_namespace as n \
+         where n.oid = $2::text::regnamespace \
+        union all \
+        select p.oid, coalesce(p.proacl, acldefault('f', p.proowner)) from pg_proc as p \
+         where p.pronamespace = $2::text::regnamespace \
+        union all \
+        select c.oid, coalesce(c.relacl, acldefault('r', c.relowner)) from pg_class as c \
+         where c.relnamespace = $2::text::regnamespace and c.relkind = 'v' \
+    ) \
+    select format('%s %s', o.oid, a.privilege_type) from object as o \
+     cross join lateral aclexplode(o.acl) as a join pg_roles as r on r.oid = a.grantee \
+     where r.rolname = $1::text order by 1";
+
 /// Executes them, all or none.
 pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcome, Failure> {
     let mut statements = statements(&connection.schema, grant)?;
@@ -49,6 +65,11 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
             // What is its own cannot be kept from it, only made tedious.
             statements.retain(|statement| !statement.starts_with("revoke "));
         }
+    } else if grant.role.starts_with("pg_") {
+        return Err(Failure::usage(format!(
+            "role {:?} does not exist, and cannot be created: PostgreSQL keeps names that begin with pg_ for itself",
+            grant.role
+        )));
     } else {
         return Err(Failure::new(format!(
             "role {0:?} does not exist: create it first, for example with: create role {1} login",
@@ -60,21 +81,32 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
     let grants = Grants::of(kind(grant)?);
     let withheld = withheld(kind(grant)?);
     let granted = async {
-        let transaction = client.transaction().await?;
-        transaction.batch_execute(&statements.join("\n")).await?;
-        // Without the right to grant, GRANT only warns, for each object on its own.
+        // As a deployment does: whatever the session's default is.
+        let transaction = client.build_transaction().read_only(false).start().await?;
+        let list = async |sql, parameters: Parameters<'_>| {
+            let rows = query_unnamed(&*transaction, sql, parameters).await?;
+            rows.iter()
+                .map(|row| row.try_get(0))
+                .collect::<Result<Vec<String>, _>>()
+        };
+        // Without the right to grant, GRANT only warns, for each object on its own; and there may be nothing left to grant.
+        let mut held = list(HELD, &[&grant.role, &schema]).await?;
+        let mut effective = Vec::new();
+        for statement in &statements {
+            transaction.batch_execute(statement).await?;
+            let before = std::mem::replace(&mut held, list(HELD, &[&grant.role, &schema]).await?);
+            if before != held {
+                effective.push(statement.as_str());
+            }
+        }
         let parameters: Parameters<'_> = &[&grant.role, &schema, &grants.functions, &grants.views, &withheld];
-        let rows = query_unnamed(&*transaction, WRONG, parameters).await?;
-        let wrong = rows
-            .iter()
-            .map(|row| row.try_get(0))
-            .collect::<Result<Vec<String>, _>>()?;
+        let wrong = list(WRONG, parameters).await?;
         if wrong.is_empty() {
             transaction.commit().await?;
         }
-        Ok(wrong)
+        Ok((wrong, effective))
     };
-    let wrong = granted.await.map_err(deploy::no_transaction)?;
+    let (wrong, effective) = granted.await.map_err(deploy::no_transaction)?;
     if let Some(first) = wrong.first() {
         let more = match wrong.len() {
             1 => String::new(),
@@ -87,13 +119,18 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
             grant.role
         )));
     }
+    let unchanged = if effective.is_empty() {
+        " already; nothing was changed"
+    } else {
+        ""
+    };
     let text = format!(
-        "role {:?} has what it needs for {} in schema {:?}",
+        "role {:?} has what it needs for {} in schema {:?}{unchanged}",
         grant.role,
         purpose(grant),
         connection.schema.as_str()
     );
-    let json = json!({ "role": grant.role, "purpose": purpose(grant), "statements": statements });
+    let json = json!({ "role": grant.role, "purpose": purpose(grant), "statements": effective });
     Ok(Outcome::new(text, json))
 }
 
@@ -124,6 +161,14 @@ fn statements(schema: &SchemaName, grant: &Grant) -> Result<Vec<String>, Failure
     let kind = kind(grant)?;
     if grant.role.is_empty() || grant.role.contains('\0') {
         return Err(Failure::usage("the role has no name"));
+    }
+    // Quoted or not, GRANT takes the one for everybody, and refuses the other.
+    if matches!(grant.role.as_str(), "public" | "none") {
+        return Err(Failure::usage(format!(
+            "{:?} is no role: PostgreSQL keeps that name for itself. PUBLIC, which is everybody, shall have nothing here; name \
+             the role that needs it",
+            grant.role
+        )));
     }
     let mut statements = Grants::of(kind).statements(schema, &grant.role);
     let withheld: Vec<String> = withheld(kind)

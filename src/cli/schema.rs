@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::connection::{Connection, Place, column};
 use super::output::{Failure, Outcome, ask, say, visible};
-use crate::deploy::{self, Applied, Deployment, RELEASE, Standing};
+use crate::deploy::{self, Applied, Deployment, Kept, RELEASE, Standing};
 use crate::error::ErrorKind;
 use crate::schema_name::SchemaName;
 
@@ -72,7 +72,15 @@ pub(super) async fn verify(connection: &Connection) -> Result<Outcome, Failure> 
     let mut client = connection.client().await?;
     let drift = deploy::find_drift(&mut client, &connection.schema).await?;
     let grants = deploy::grant_problems(&client, &connection.schema).await?;
-    let grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
+    let mut grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
+    let open = drift.open_to_public();
+    if !open.is_empty() {
+        grants.push(format!(
+            "PUBLIC has EXECUTE on {}: {} schema apply",
+            open.join(", "),
+            connection.command()
+        ));
+    }
     // A later release serves this one, and looks different.
     let newer = standing == Standing::Newer;
     let outdated = standing == Standing::Outdated;
@@ -125,8 +133,8 @@ pub(super) async fn verify(connection: &Connection) -> Result<Outcome, Failure> 
     let problem = (!ok).then(|| {
         Failure::new(format!(
             "schema {name:?} is not as release {RELEASE} deploys it. \
-             Functions, views and what PUBLIC may are put right by: {0} schema apply; what roles lack or have too much, by \
-             what their lines say. What else to do says: {0} doctor",
+             Functions, views and what PUBLIC may do with them are put right by: {0} schema apply; what roles lack or have too \
+             much, by what their lines say. What else to do says: {0} doctor",
             connection.command()
         ))
     });
@@ -172,7 +180,16 @@ fn standing_name(standing: Standing) -> &'static str {
 
 pub(super) async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, Failure> {
     let name = connection.schema.as_str();
-    let found = connection.deployment().await?;
+    let Some(found) = connection.find_deployment().await? else {
+        let nothing = match connection.place().await? {
+            Place::Missing => format!("there is no schema {name:?} in this database"),
+            Place::Empty => format!("schema {name:?} is empty"),
+            _ => return Err(connection.not_deployed().await?),
+        };
+        return Err(Failure::new(format!(
+            "nothing to drop: {nothing}. Name another one with --schema"
+        )));
+    };
     let newer = || format!("nothing was dropped, for this is release {RELEASE}: ");
     let standing =
         deploy::standing(&found, &connection.schema).map_err(|error| Failure::from(error).preceded_by(&newer()))?;
@@ -190,13 +207,25 @@ pub(super) async fn drop(connection: &Connection, yes: bool) -> Result<Outcome, 
     let mut session = connection.session().await?;
     let progress = ProgressBar::hidden();
     let removal = deploy::remove(&mut session, &connection.schema, &tell(&progress)).await?;
-    let rest = if removal.schema_dropped {
-        "and the schema"
-    } else {
-        "but not the schema: something else is in it"
+    let (rest, reason) = match removal.kept {
+        None => ("and the schema", None),
+        Some(Kept::InUse) => ("but not the schema: something else is in it", Some("in_use")),
+        Some(Kept::Public) => (
+            "but not the schema: every database has one of that name",
+            Some("public"),
+        ),
+        Some(Kept::NotOwned) => (
+            "but not the schema: it belongs to another role than this one",
+            Some("not_owned"),
+        ),
     };
     let text = format!("schema {name:?}: dropped {} objects, {rest}", removal.objects);
-    let json = json!({ "schema": name, "objects": removal.objects, "schema_dropped": removal.schema_dropped });
+    let json = json!({
+        "schema": name,
+        "objects": removal.objects,
+        "schema_dropped": removal.kept.is_none(),
+        "schema_kept": reason,
+    });
     Ok(Outcome::new(text, json))
 }
 

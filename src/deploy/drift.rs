@@ -58,6 +58,21 @@ impl Drift {
         self.changed.iter().map(|change| change.name.clone()).collect()
     }
 
+    /// Functions of ours that PUBLIC may execute.
+    #[cfg(feature = "cli")]
+    pub(crate) fn open_to_public(&self) -> Vec<&str> {
+        let functions = self.changed.iter().filter_map(|change| {
+            let name = change.name.strip_prefix("function ")?;
+            // Behind the signature, which can contain anything: what kind of function it is.
+            let is_open = |line: &str| {
+                let kind = line.rsplit(" | ").nth(1).unwrap_or_default();
+                kind.split(' ').any(|word| word == "PUBLIC")
+            };
+            change.found.lines().any(is_open).then_some(name)
+        });
+        functions.collect()
+    }
+
     /// Adds views whose body differs, or why that cannot be told.
     pub(super) fn add_views(&mut self, views: Result<Vec<String>, &'static str>) {
         self.views_unknown = views.as_ref().err().copied();
@@ -294,6 +309,17 @@ mod tests {
     fn an_overload_changes_its_function() {
         let actual = lines(&format!("{EXPECTED}\nfunction f() returns void | sql | 3"));
         assert_eq!(compare(EXPECTED, &actual).to_string(), "changed: function f");
+    }
+
+    #[cfg(feature = "cli")]
+    #[test]
+    fn functions_that_public_may_execute_are_named() {
+        let expected = "function f(p text) returns void | sql | 1\nfunction g() returns void | sql | 2";
+        let actual = "function f(p text) returns void | sql stable PUBLIC set jit=off | 1\n\
+                      function g() returns \"a | PUBLIC | b\" | sql | 2";
+        let drift = compare(expected, &lines(actual));
+        assert_eq!(drift.changed_names(), ["function f", "function g"]);
+        assert_eq!(drift.open_to_public(), ["f"]);
     }
 
     #[test]

@@ -8,6 +8,17 @@ use crate::error::{Error, ErrorKind};
 include!(concat!(env!("OUT_DIR"), "/functions.rs"));
 
 pub(super) const PERMISSIONS: &str = include_str!("../../sql/permissions.sql");
+/// CREATE FUNCTION hands EXECUTE to PUBLIC. By name, for one that has another signature was dropped; and what is in the schema
+/// beside them is none of our business.
+pub(super) fn close_functions() -> String {
+    let names: Vec<&str> = FUNCTIONS
+        .iter()
+        .filter(|(name, sql)| views::definition(name, sql).is_none())
+        .filter_map(|(name, _)| name.rsplit('/').next())
+        .collect();
+    format!("revoke all on function\n    {}\nfrom public;", names.join(",\n    "))
+}
+
 /// Gives back what [`drop_changed_signatures`] noted.
 pub(super) const RESTORE_GRANTS: &str = "do $$ begin execute current_setting('duroxide_postgres.grants'); end $$;";
 
@@ -36,6 +47,7 @@ pub(super) async fn deploy(transaction: &Transaction<'_>, drift: &Drift) -> Resu
         })?;
     }
     run(PERMISSIONS.to_string()).await?;
+    run(close_functions()).await?;
     run(RESTORE_GRANTS.to_string()).await?;
     run(record()).await
 }

@@ -43,7 +43,7 @@ pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use records::{incomplete, lost, rewrite_history};
 #[cfg(feature = "cli")]
-pub(crate) use removal::remove;
+pub(crate) use removal::{Kept, remove};
 #[cfg(feature = "cli")]
 pub(crate) use repairs::{Repair, repairs};
 #[cfg(feature = "cli")]
@@ -283,7 +283,21 @@ pub(crate) fn no_transaction(error: tokio_postgres::Error) -> Error {
         );
         return Error::new(ErrorKind::Config, text).caused_by(error);
     }
+    // A standby has no transaction that writes to offer.
+    if error.code().is_some_and(|code| code.code() == "0A000") {
+        return read_only(error);
+    }
     database(error)
+}
+
+/// Nothing can be written here.
+fn read_only(error: tokio_postgres::Error) -> Error {
+    let text = format!(
+        "{}. This server is a standby, or read-only: name the primary, or all hosts and target_session_attrs=read-write, \
+         which finds it",
+        describe_call(&error)
+    );
+    Error::new(ErrorKind::Database, text).caused_by(error)
 }
 
 /// What somebody built upon that which is to be dropped. PostgreSQL's hint, CASCADE, would drop that as well.
@@ -298,6 +312,7 @@ fn still_used(error: &tokio_postgres::Error) -> Option<String> {
 
 pub(crate) fn database(error: tokio_postgres::Error) -> Error {
     let kind = match error.code().map(|state| state.code()) {
+        Some("25006") => return read_only(error),
         Some("42501") => ErrorKind::Privilege,
         Some(_) => ErrorKind::Database,
         None => ErrorKind::Connect,

@@ -11,11 +11,22 @@ use crate::schema_name::SchemaName;
 /// What was removed.
 pub(crate) struct Removal {
     pub(crate) objects: usize,
-    /// Whether the schema itself is gone. It stays when something of somebody else is in it.
-    pub(crate) schema_dropped: bool,
+    /// Why the schema itself is still there; none if it is gone.
+    pub(crate) kept: Option<Kept>,
 }
 
-/// Drops what a deployment made, all or nothing, and the schema if nothing else is in it.
+/// Why a schema stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// Something of somebody else is in it.
+    InUse,
+    /// Every database has `public`, and others rely on it.
+    Public,
+    /// Whoever made it only let this role create in it.
+    NotOwned,
+}
+
+/// Drops what a deployment made, all or nothing, and the schema if nothing else is in it and it can have been made for this.
 pub(crate) async fn remove(client: &mut Client, schema: &SchemaName, tell: Tell<'_>) -> Result<Removal, Error> {
     let mut patience = Patience::new(schema, "nothing was dropped", tell);
     loop {
@@ -60,29 +71,34 @@ async fn attempt(client: &mut Client, schema: &SchemaName, patience: &Patience<'
             })?;
         objects += identities.len();
     }
-    let left = transaction
-        .query_typed_one(LEFT_OBJECTS, &[(&schema.quoted(), Type::TEXT)])
+    let row = transaction
+        .query_typed_one(LEFT, &[(&schema.quoted(), Type::TEXT)])
         .await
-        .and_then(|row| row.try_get::<_, i64>(0))
         .map_err(database)?;
-    if left == 0 {
+    let (in_use, owned): (bool, bool) = (row.try_get(0).map_err(database)?, row.try_get(1).map_err(database)?);
+    let kept = match () {
+        () if in_use => Some(Kept::InUse),
+        () if schema.as_str() == "public" => Some(Kept::Public),
+        () if !owned => Some(Kept::NotOwned),
+        () => None,
+    };
+    if kept.is_none() {
         let statement = format!("drop schema {}", schema.quoted());
         transaction.batch_execute(&statement).await.map_err(database)?;
     }
     transaction.commit().await.map_err(database)?;
-    Ok(Removal {
-        objects,
-        schema_dropped: left == 0,
-    })
+    Ok(Removal { objects, kept })
 }
 
 const RELATIONS: &str = "select c.oid::regclass::text from pg_class as c \
      where c.relnamespace = $1::text::regnamespace and c.relkind in ('r', 'v') and c.relname = any ($2::text[])";
 const FUNCTIONS: &str = "select p.oid::regprocedure::text from pg_proc as p \
      where p.pronamespace = $1::text::regnamespace and p.proname = any ($2::text[])";
-/// Whatever depends on the schema: relations, functions, types, operators…
-const LEFT_OBJECTS: &str = "select count(*) from pg_depend as d \
-     where d.refclassid = 'pg_namespace'::regclass and d.refobjid = $1::text::regnamespace and d.deptype = 'n'";
+/// Whether anything depends on the schema (relations, functions, types, operators…), and whether this role may drop it.
+const LEFT: &str = "select exists (select from pg_depend as d \
+                                    where d.refclassid = 'pg_namespace'::regclass and d.refobjid = n.oid and d.deptype = 'n'), \
+                           pg_has_role(n.nspowner, 'usage') \
+                      from pg_namespace as n where n.oid = $1::text::regnamespace";
 
 async fn identities(
     transaction: &Transaction<'_>,

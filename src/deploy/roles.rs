@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use tokio_postgres::Client;
 use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
 
 use super::{EXPECTED, database, drift};
 use crate::error::Error;
@@ -39,6 +39,9 @@ const FINDING: &[&str] = &[
     "list_executions",
     "list_instances",
 ];
+/// Who may execute it has the purpose.
+const RUNS: &str = "fetch_orchestration_item";
+const DELETES: &str = "prune_executions";
 const OBSERVING: &[&str] = &["get_deployment", "workers_wanted"];
 const PAYLOAD_VIEWS: &[&str] = &["instance_events", "instance_payloads", "instance_values"];
 
@@ -134,19 +137,14 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
             )
             .await
             .map_err(database)?;
-        for row in &rows {
-            problems.push(GrantProblem {
-                message: row.try_get(0).map_err(database)?,
-                command: row.try_get(1).map_err(database)?,
-                is_lack: false,
-            });
-        }
+        problems.extend(excesses(&rows)?);
     }
+    problems.extend(aimless(client, schema).await?);
     // Whoever lacks something for payloads is not told to become a dashboard without.
     let mut with_payloads = BTreeSet::new();
     for (kind, option, marker) in [
-        (RoleKind::Runtime, "", "fetch_orchestration_item"),
-        (RoleKind::Cleanup, " --for cleanup", "prune_executions"),
+        (RoleKind::Runtime, "", RUNS),
+        (RoleKind::Cleanup, " --for cleanup", DELETES),
         (RoleKind::Payloads, " --for dashboard --payloads", "instance_payloads"),
         (RoleKind::Dashboard, " --for dashboard", "queue_health"),
     ] {
@@ -193,9 +191,46 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
     Ok(problems)
 }
 
+/// Functions that a role may execute and needs for nothing: those of no purpose that it has.
+async fn aimless(client: &Client, schema: &SchemaName) -> Result<Vec<GrantProblem>, Error> {
+    // Which release it is, and how much work waits, anybody may be told.
+    let telling: Vec<&str> = callable().filter(|name| !OBSERVING.contains(name)).collect();
+    let (mut functions, mut markers) = (Vec::new(), Vec::new());
+    for (kind, marker) in [(RoleKind::Runtime, RUNS), (RoleKind::Cleanup, DELETES)] {
+        for function in Grants::of(kind).functions {
+            functions.push(function);
+            markers.push(marker);
+        }
+    }
+    let rows = client
+        .query_typed(
+            AIMLESS,
+            &[
+                (&schema.quoted(), Type::TEXT),
+                (&telling, Type::TEXT_ARRAY),
+                (&functions, Type::TEXT_ARRAY),
+                (&markers, Type::TEXT_ARRAY),
+            ],
+        )
+        .await
+        .map_err(database)?;
+    excesses(&rows)
+}
+
+fn excesses(rows: &[Row]) -> Result<Vec<GrantProblem>, Error> {
+    let problem = |row: &Row| {
+        Ok(GrantProblem {
+            message: row.try_get(0)?,
+            command: row.try_get(1)?,
+            is_lack: false,
+        })
+    };
+    rows.iter().map(problem).collect::<Result<_, _>>().map_err(database)
+}
+
 /// Who may do what only owners may: with tables and views, their columns and sequences, and the schema. Who may create there decides what
-/// the functions, which run as their owner, find there. Functions that only run as part of others run as who calls them,
-/// and lend nobody anything; PUBLIC's are in the description.
+/// the functions, which run as their owner, find there. PUBLIC's functions are in the description; with USAGE on the schema it is only
+/// one grant away from them, but everybody uses `public`.
 const EXCESSIVE: &str = "\
     with owner as ( \
         select c.relowner as oid from pg_class as c \
@@ -226,8 +261,9 @@ const EXCESSIVE: &str = "\
         union all \
         select a.grantee, a.privilege_type, 'the schema', 'schema ' || $1::text::regnamespace::text \
           from pg_namespace as n cross join lateral aclexplode(n.nspacl) as a \
-         where n.oid = $1::text::regnamespace and a.privilege_type = 'CREATE' \
-           and a.grantee <> n.nspowner and a.grantee not in (select o.oid from owner as o) \
+         where n.oid = $1::text::regnamespace \
+           and case a.privilege_type when 'CREATE' then a.grantee <> n.nspowner and a.grantee not in (select o.oid from owner as o) \
+                                     else a.grantee = 0 and n.nspname <> 'public' end \
     ) \
     select format('%s has %s on %s', coalesce('role \"' || r.rolname || '\"', 'PUBLIC'), \
                   string_agg(p.privilege, ', ' order by p.privilege), p.name), \
@@ -236,6 +272,29 @@ const EXCESSIVE: &str = "\
       from privilege as p left join pg_roles as r on r.oid = p.grantee \
      group by p.name, p.place, r.rolname \
      order by 1";
+
+/// Roles that were granted some of the functions $2, and not the one of $4 that stands for the purpose which it, in $3, is for.
+/// Functions that only run as part of others are not among them: they run as who calls them, and lend nobody anything.
+const AIMLESS: &str = "\
+    with purpose as ( \
+        select f.name, m.oid as marker \
+          from unnest($3::text[], $4::text[]) as f (name, marker) \
+          join pg_proc as m on m.pronamespace = $1::text::regnamespace and m.proname = f.marker \
+    ) \
+    select format('role \"%s\" has EXECUTE on %s, and no purpose that takes it', \
+                  r.rolname, string_agg(p.proname, ', ' order by p.proname)), \
+           format('revoke EXECUTE on function %s from %I;', \
+                  string_agg(format('%s.%I(%s)', $1::text::regnamespace, p.proname, pg_get_function_identity_arguments(p.oid)), \
+                             ', ' order by p.proname), r.rolname) \
+      from pg_proc as p \
+     cross join lateral aclexplode(p.proacl) as a \
+      join pg_roles as r on r.oid = a.grantee \
+     where p.pronamespace = $1::text::regnamespace \
+       and p.proname = any ($2::text[]) \
+       and a.grantee <> p.proowner \
+       and not exists (select from purpose as u where u.name = p.proname and has_function_privilege(r.oid, u.marker, 'execute')) \
+     group by r.rolname \
+     order by r.rolname";
 
 /// What does not belong to whom the rest belongs to: functions run as their owner. Not whom the schema belongs to: that can
 /// be a DBA, or a cloud's own role, who only lets another one create in it.

@@ -46,6 +46,8 @@ fn write(
 -- Ends in the state that `duroxide-postgres schema apply` and DeployPolicy::Apply end in, and DeployPolicy::Verify asks for.
 
 \set ON_ERROR_STOP on
+\set ON_ERROR_ROLLBACK off
+\set SINGLELINE off
 \set QUIET on
 \encoding UTF8
 
@@ -113,9 +115,10 @@ set local lock_timeout = '2s';
     }
     writeln!(
         script,
-        "{}\n\n{}\n{}\n\n{}\n\ncommit;\n\\echo duroxide-postgres {RELEASE} is deployed in schema {name}",
+        "{}\n\n{}\n{}\n\n{}\n\n{}\n\ncommit;\n\\echo duroxide-postgres {RELEASE} is deployed in schema {name}",
         heading("sql/permissions.sql"),
         functions::PERMISSIONS,
+        functions::close_functions(),
         functions::RESTORE_GRANTS,
         functions::record()
     )

@@ -22,7 +22,7 @@ pub(super) async fn changed_views(
     let run = |sql| async move { transaction.batch_execute(sql).await.map_err(database) };
     run("savepoint duroxide_views").await?;
     let changed = compare(transaction, schema).await;
-    // Without the release, what follows would be part of it, and the permissions go by the transaction's own id.
+    // Without the release, what follows would be part of it.
     run("rollback to savepoint duroxide_views; release savepoint duroxide_views").await?;
     match changed {
         Ok(changed) => Ok(Ok(changed)),

@@ -205,6 +205,9 @@ async fn a_grant_that_cannot_be_made_says_why() {
     schema.provider().await;
     cli(&schema, &["grant", "nobody_by_that_name"])
         .fails(1, &["role \"nobody_by_that_name\" does not exist", "create role"]);
+    let failed =
+        cli(&schema, &["grant", "pg_by_that_name"]).fails(2, &["role \"pg_by_that_name\" does not exist", "pg_"]);
+    assert!(!failed.err.contains("create role"), "{}", failed.err);
     // Somebody who may use everything and grant nothing.
     schema.create_execute_only_role().await;
     let url = format!(
@@ -244,6 +247,38 @@ async fn a_grant_that_was_only_a_warning_is_a_failure() {
         .batch_execute(&format!("drop owned by {other}; drop role {other}"))
         .await
         .expect("drop");
+}
+
+/// A role that grants to itself what it has is only warned, and the owner may have done all there is to do before.
+#[tokio::test]
+async fn a_grant_that_changes_nothing_claims_nothing() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    create_role(&schema).await;
+    let owner = schema.url.clone();
+    let itself = format!(
+        "{} user={1} password={1}",
+        crate::process::key_values(&schema.url),
+        schema.name
+    );
+    let grant = |url: &str, options: &[&str]| {
+        let arguments = [&["--schema", &schema.name, "grant", &schema.name], options].concat();
+        crate::process::run_on(url, &arguments)
+    };
+    let statements = |url: &str, options: &[&str]| {
+        let granted = grant(url, &[options, &["--json"]].concat()).ok().json();
+        granted["statements"].as_array().expect("statements").len()
+    };
+    assert_eq!(statements(&owner, &[]), 2);
+    for url in [&itself, &owner] {
+        assert_eq!(statements(url, &[]), 0);
+        let said = grant(url, &[]).ok().out;
+        assert!(said.contains("already; nothing was changed"), "{said}");
+    }
+    // Beside the views it has everything by now.
+    assert_eq!(statements(&owner, &["--for", "dashboard", "--payloads"]), 1);
+    assert_eq!(statements(&owner, &["--for", "dashboard"]), 1);
+    grant(&itself, &["--for", "cleanup"]).fails(1, &["Only the owner"]);
 }
 
 #[tokio::test]

@@ -14,9 +14,11 @@ mod locks;
 mod observe;
 mod owner;
 mod pooler;
+mod privileges;
 mod process;
 mod prune;
 mod refusals;
+mod removal;
 mod restored;
 mod schema;
 mod schema_advice;
@@ -24,6 +26,7 @@ mod script;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/secure.rs"]
 mod secure;
+mod standby;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/support.rs"]
 mod support;

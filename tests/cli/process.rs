@@ -110,14 +110,35 @@ pub fn cli_with_input(schema: &TestSchema, arguments: &[&str], input: &str) -> F
 
 /// Runs a script. None if there is no psql, which is said loudly, and cannot be in CI.
 pub fn psql(url: &str, script: &str) -> Option<Finished> {
+    psql_with(url, &["-X"], script)
+}
+
+/// The same, with other arguments.
+pub fn psql_with(url: &str, arguments: &[&str], script: &str) -> Option<Finished> {
     let mut psql = Command::new("psql");
-    psql.args(["-X", "-d", url])
+    psql.args(arguments)
+        .args(["-d", url])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     has_program("psql").then(|| feed(psql, script))
 }
 
-/// What pg_dump prints. None if there is none for this server: it knows no later releases than its own.
+/// The same, by somebody who has set up psql in a way of their own.
+pub fn psql_set_up(url: &str, psqlrc: &str, script: &str) -> Option<Finished> {
+    let file = std::env::temp_dir().join(format!("psqlrc-{}", uuid::Uuid::new_v4().simple()));
+    std::fs::write(&file, psqlrc).expect("psqlrc");
+    let mut psql = Command::new("psql");
+    psql.args(["-d", url])
+        .env("PSQLRC", &file)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let finished = has_program("psql").then(|| feed(psql, script));
+    std::fs::remove_file(&file).expect("psqlrc");
+    finished
+}
+
+/// What pg_dump prints. None if there is none for this server, which is said loudly, and cannot be in CI: it knows no later
+/// releases than its own.
 pub async fn pg_dump(url: &str, arguments: &[&str]) -> Option<String> {
     if !has_program("pg_dump") {
         return None;
@@ -129,7 +150,9 @@ pub async fn pg_dump(url: &str, arguments: &[&str]) -> Option<String> {
     let number = |word: &str| word.split('.').next()?.parse::<u32>().ok();
     let own = version.split(' ').find_map(number).expect("a version");
     if own < server / 10_000 {
-        eprintln!("pg_dump {own} cannot dump a server of release {}", server / 10_000);
+        let advice = format!("pg_dump {own} cannot dump a server of release {}", server / 10_000);
+        assert!(std::env::var_os("CI").is_none(), "{advice}");
+        eprintln!("SKIPPED, NOTHING WAS TESTED: {advice}");
         return None;
     }
     let output = Command::new("pg_dump").args(arguments).args(["-d", url]).output();

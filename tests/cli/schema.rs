@@ -1,13 +1,11 @@
-//! `schema apply`, `verify`, `version` and `drop`.
+//! `schema apply`, `verify` and `version`.
 
 use std::time::{Duration, Instant};
 
-use duroxide::providers::Provider;
 use duroxide_postgres::DeployPolicy;
 use serde_json::json;
 
-use crate::fixtures::{create, start};
-use crate::process::{cli, cli_with_input, command};
+use crate::process::{cli, command};
 use crate::support::{TestSchema, connect};
 
 #[tokio::test]
@@ -104,83 +102,6 @@ async fn verify_names_each_difference_and_apply_puts_functions_right() {
     cli(&schema, &["schema", "verify"]).ok();
 }
 
-/// Each alone: what is said about it, and that a deployment takes it away, then finds nothing to do.
-#[tokio::test]
-async fn what_public_may_is_found_and_taken_away() {
-    let schema = TestSchema::new();
-    schema.provider().await;
-    let client = schema.client().await;
-    let name = &schema.name;
-    for (grant, says) in [
-        (
-            format!("create on schema {name}"),
-            "PUBLIC has CREATE on the schema: revoke CREATE",
-        ),
-        ("insert on history".to_string(), "PUBLIC has INSERT on table history"),
-        (
-            "select on schema_history".to_string(),
-            "PUBLIC has SELECT on table schema_history",
-        ),
-        (
-            "update (value) on kv_store".to_string(),
-            "PUBLIC has UPDATE (value) on table kv_store",
-        ),
-        (
-            "select (status) on instance_status".to_string(),
-            "PUBLIC has SELECT (status) on view instance_status",
-        ),
-        (
-            "update on sequence worker_queue_id_seq".to_string(),
-            "PUBLIC has UPDATE on sequence worker_queue_id_seq: revoke UPDATE on sequence ",
-        ),
-        // One that only runs as part of others, and one that somebody calls.
-        ("execute on function erase_instances".to_string(), "erase_instances"),
-        (
-            "execute on function read_with_execution".to_string(),
-            "read_with_execution",
-        ),
-    ] {
-        client
-            .batch_execute(&format!("grant {grant} to public"))
-            .await
-            .expect(&grant);
-        let report = cli(&schema, &["schema", "verify", "--json"])
-            .fails(1, &["schema apply"])
-            .json();
-        let found = format!("{} {}", report["grants"], report["changed"]);
-        assert!(found.contains(says), "{grant}: {report:#}");
-        let apply = || cli(&schema, &["schema", "apply", "--json"]).ok().json()["applied"].clone();
-        assert_eq!(apply(), true, "{grant}");
-        cli(&schema, &["schema", "verify"]).ok();
-        assert_eq!(apply(), false, "{grant}");
-    }
-}
-
-/// It is said, with what its owner has to do; no deployment by another role tries again and again.
-#[tokio::test]
-async fn a_schema_of_somebody_else_is_theirs_to_close() {
-    let schema = TestSchema::new();
-    let (client, name) = (connect(&schema.url).await, &schema.name);
-    client
-        .batch_execute(&format!(
-            "create role {name} login password '{name}'; create schema {name}; grant create on schema {name} to public; \
-             grant usage, create on schema {name} to {name}"
-        ))
-        .await
-        .expect("a schema");
-    let url = format!(
-        "{} user={name} password={name}",
-        crate::process::key_values(&schema.url)
-    );
-    let run = |arguments: &[&str]| crate::process::run_on(&url, &[&["--schema", name], arguments].concat());
-    for applied in [true, false] {
-        assert_eq!(run(&["schema", "apply", "--json"]).ok().json()["applied"], applied);
-        let report = run(&["schema", "verify", "--json"]).fails(1, &[]).json();
-        let revoke = format!("PUBLIC has CREATE on the schema: revoke CREATE on schema {name} from public;");
-        assert_eq!(report["grants"], json!([revoke]));
-    }
-}
-
 #[tokio::test]
 async fn a_later_release_is_left_alone() {
     let schema = TestSchema::new();
@@ -218,26 +139,6 @@ async fn a_later_release_is_left_alone() {
         cli(&schema, arguments).fails(1, &["99.0.0"]);
     }
     client.query("select from history", &[]).await.expect("still there");
-}
-
-/// What is damaged can be dropped like anything else.
-#[tokio::test]
-async fn drop_need_not_know_how_many_there_are() {
-    let schema = TestSchema::new();
-    schema.provider().await;
-    schema
-        .client()
-        .await
-        .batch_execute("drop view instance_counts")
-        .await
-        .expect("damage");
-    let dropped = cli_with_input(&schema, &["schema", "drop"], &format!("{}\n", schema.name));
-    assert_eq!(dropped.code, 0, "{}", dropped.err);
-    assert!(
-        dropped.err.contains("an unknown number of instances"),
-        "{}",
-        dropped.err
-    );
 }
 
 /// Killed while it waits for the very last row it writes: nothing of the rest may stay.
@@ -292,59 +193,4 @@ async fn an_interrupted_apply_leaves_nothing_behind() {
     assert_eq!((row.get::<_, bool>(0), row.get::<_, &str>(1)), (true, "0.0.9"));
     cli(&schema, &["schema", "apply"]).ok();
     cli(&schema, &["schema", "verify"]).ok();
-}
-
-#[tokio::test]
-async fn drop_asks_first_and_takes_only_what_is_ours() {
-    let schema = TestSchema::new();
-    let provider = schema.provider().await;
-    create(&*provider, "kept").await;
-    let exists = || async {
-        let row = connect(&schema.url)
-            .await
-            .query_one(
-                "select count(*) from pg_class where relnamespace = to_regnamespace($1)",
-                &[&schema.name],
-            )
-            .await
-            .expect("catalog");
-        row.get::<_, i64>(0)
-    };
-    let before = exists().await;
-    for answer in ["", "y\n", "duroxide\n"] {
-        let refused = cli_with_input(&schema, &["schema", "drop"], answer);
-        refused.fails(1, &["1 instances, 1 of them running", "nothing was dropped", "--yes"]);
-    }
-    assert_eq!(exists().await, before);
-
-    // Somebody built upon it: that is not ours to drop.
-    let client = schema.client().await;
-    client
-        .batch_execute("create view theirs as select instance_id from instances")
-        .await
-        .expect("view");
-    cli(&schema, &["schema", "drop", "--yes"]).fails(1, &["nothing was dropped", "theirs"]);
-    assert_eq!(exists().await, before + 1);
-    provider
-        .enqueue_for_orchestrator(start("more"), None)
-        .await
-        .expect("works on");
-
-    client
-        .batch_execute("drop view theirs; create table theirs (id integer)")
-        .await
-        .expect("table");
-    let dropped = cli(&schema, &["schema", "drop", "--yes", "--json"]).ok().json();
-    assert_eq!(dropped["schema_dropped"], false);
-    assert_eq!(exists().await, 1);
-    schema.provider().await;
-    client.batch_execute("drop table theirs").await.expect("drop");
-    let dropped = cli_with_input(&schema, &["schema", "drop"], &format!("{}\n", schema.name));
-    assert_eq!(dropped.code, 0, "{}", dropped.err);
-    let gone: bool = client
-        .query_one("select to_regnamespace($1) is null", &[&schema.name])
-        .await
-        .expect("catalog")
-        .get(0);
-    assert!(gone);
 }

@@ -5,7 +5,7 @@ use refinery::Target;
 use tokio_postgres::Client;
 
 use crate::database::Database;
-use crate::process::{cli, pg_dump, psql, run, run_on};
+use crate::process::{Finished, cli, pg_dump, psql, psql_set_up, psql_with, run, run_on};
 use crate::support::{TestSchema, connect};
 
 mod embedded {
@@ -29,11 +29,10 @@ async fn assert_same(one: &Database, other: &Database) {
         assert_eq!(line, expected);
     }
     assert_eq!(catalog.len(), expected.len());
-    let arguments = ["--schema-only"];
-    assert_eq!(
-        pg_dump(&one.url, &arguments).await,
-        pg_dump(&other.url, &arguments).await
-    );
+    if let Some(dump) = pg_dump(&one.url, &["--schema-only"]).await {
+        assert!(dump.contains("CREATE FUNCTION duroxide.fetch_work_item("), "{dump}");
+        assert_eq!(Some(dump), pg_dump(&other.url, &["--schema-only"]).await);
+    }
 }
 
 #[tokio::test]
@@ -86,6 +85,40 @@ async fn the_script_ends_where_the_deployer_ends() {
 
     drop((script_client, deployer_client, refinery_client));
     by_script.drop().await;
+    by_deployer.drop().await;
+}
+
+/// What makes a subtransaction of each statement, or leaves the ends of lines to mean something.
+#[tokio::test]
+async fn how_psql_is_set_up_does_not_matter() {
+    let by_deployer = Database::create().await;
+    PostgresProvider::connect(&by_deployer.url).await.expect("deployer");
+    let script = run(&["schema", "sql"]).ok().out;
+    // Nor would it without a word about it.
+    let bare = script.replace("\\set ON_ERROR_ROLLBACK off\n", "");
+    assert_ne!(script, bare);
+    let each = ["-X", "-v", "ON_ERROR_ROLLBACK=on"];
+    let with_option = |url: &str| psql_with(url, &each, &script);
+    let without_a_word = |url: &str| psql_with(url, &each, &bare);
+    let by_line = |url: &str| psql_with(url, &["-X", "-S"], &script);
+    let by_file = |url: &str| {
+        psql_set_up(
+            url,
+            "\\set QUIET on\n\\set ON_ERROR_ROLLBACK on\n\\set AUTOCOMMIT off\n\\set FETCH_COUNT 1\n\\x on\n",
+            &script,
+        )
+    };
+    type Way<'a> = &'a dyn Fn(&str) -> Option<Finished>;
+    for way in [&with_option as Way<'_>, &without_a_word, &by_line, &by_file] {
+        let by_script = Database::create().await;
+        if let Some(applied) = way(&by_script.url) {
+            let said = applied.ok().out;
+            assert_eq!(said, "duroxide-postgres 0.1.0 is deployed in schema duroxide\n");
+            assert_same(&by_script, &by_deployer).await;
+            run_on(&by_script.url, &["schema", "verify"]).ok();
+        }
+        by_script.drop().await;
+    }
     by_deployer.drop().await;
 }
 

@@ -52,6 +52,17 @@ fn bad_usage_is_told_from_failure() {
     run(&["doctor", "--nodes", "0"]).fails(2, &["--nodes"]);
     run(&["prune", "instances", "--older-than", "-5d"]).fails(2, &["cannot be negative"]);
     run(&["grant", "app", "--payloads"]).fails(2, &["--for dashboard"]);
+    for role in ["public", "none"] {
+        // GRANT would take the quoted one for everybody.
+        for arguments in [&["grant", role][..], &["grant", "--sql", role]] {
+            let refused = run(arguments).fails(2, &[&format!("{role:?} is no role"), "PostgreSQL keeps that name"]);
+            assert!(
+                refused.out.is_empty() && !refused.err.contains("create role"),
+                "{}",
+                refused.err
+            );
+        }
+    }
     run(&["--schema", "pg_catalog", "schema", "verify"]).fails(2, &["invalid schema name \"pg_catalog\""]);
     run(&["--schema", "a;b", "schema", "sql"]).fails(2, &["invalid schema name"]);
     run_on("", &["schema", "verify"]).fails(2, &["no server named", "DATABASE_URL"]);
@@ -91,7 +102,6 @@ async fn a_schema_that_is_not_ours_is_left_alone() {
     for arguments in [
         &["schema", "verify"][..],
         &["schema", "version"],
-        &["schema", "drop", "--yes"],
         &["grant", "postgres"],
         &["status"],
         &["watch"],

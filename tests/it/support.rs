@@ -38,9 +38,19 @@ pub fn metadata() -> Value {
 }
 
 fn run(command: &mut Command) -> String {
-    let output = command.output().expect("cargo");
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}; run the tests with --all-features"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The command, which the feature `cli` builds.
+fn program() -> &'static str {
+    match option_env!("CARGO_BIN_EXE_duroxide-postgres") {
+        Some(program) => program,
+        None => panic!("there is no command without the feature cli: run the tests with --all-features"),
+    }
 }
 
 /// Where cargo keeps the source of a package.
@@ -136,18 +146,16 @@ impl TestSchema {
         self.database.provider().await.expect("provider")
     }
 
-    /// A role that may use the schema and execute its functions, and nothing else. Has the schema's name.
+    /// A role that has what the command grants to those that run and delete, and nothing else. Has the schema's name.
     pub async fn create_execute_only_role(&self) {
         let client = connect(&self.url).await;
-        client
-            .batch_execute(&format!(
-                "create role {0} login password '{0}'; \
-                 grant usage on schema {0} to {0}; \
-                 grant execute on all functions in schema {0} to {0}",
-                self.name
-            ))
-            .await
-            .expect("role");
+        let create = format!("create role {0} login password '{0}'", self.name);
+        client.batch_execute(&create).await.expect("role");
+        for purpose in ["runtime", "cleanup"] {
+            let arguments = ["--schema", &self.name, "grant", "--sql", "--for", purpose, &self.name];
+            let grants = run(Command::new(program()).args(arguments));
+            client.batch_execute(&grants).await.expect(purpose);
+        }
     }
 
     /// The server, as that role.

@@ -352,7 +352,7 @@ async fn grants_survive_an_upgrade() {
     schema.provider().await;
     let granted: bool = client
         .query_one(
-            "select bool_and(has_function_privilege($1, p.oid, 'execute')) and \
+            "select bool_and(has_function_privilege($1, p.oid, 'execute')) filter (where p.proname = 'list_children') and \
                     not bool_or(has_function_privilege('public', p.oid, 'execute')) \
                from pg_proc as p where p.pronamespace = $1::text::regnamespace",
             &[&schema.name],
