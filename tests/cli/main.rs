@@ -13,6 +13,7 @@ mod grants;
 mod locks;
 mod observe;
 mod owner;
+mod passwords;
 mod pooler;
 mod process;
 mod prune;
