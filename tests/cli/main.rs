@@ -30,3 +30,4 @@ mod secure;
 mod support;
 mod terminal;
 mod usage;
+mod waiting;
