@@ -51,7 +51,7 @@ fn who_may(arguments: &Arguments) -> String {
                 arguments.schema
             );
         }
-        Command::Schema(_) | Command::Status | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => {
+        Command::Schema(_) | Command::Status(_) | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => {
             " --for dashboard"
         }
         Command::Delete { .. } | Command::Prune(_) => " --for cleanup",
@@ -87,7 +87,7 @@ async fn act_on(connection: &Connection, arguments: &Arguments) -> Result<Outcom
         Command::Schema(SchemaCommand::Drop { yes }) => schema::drop(connection, *yes).await,
         Command::Schema(SchemaCommand::Version) => schema::version(connection).await,
         Command::Grant(grant) => grant::run(connection, grant).await,
-        Command::Status => status::run(connection).await,
+        Command::Status(workers) => status::run(connection, workers).await,
         Command::Watch(watch) => status::watch(connection, watch, arguments.json).await,
         Command::Instances(filter) => instances::run(connection, filter).await,
         Command::Show { instance } => show::show(connection, instance).await,
