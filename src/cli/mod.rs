@@ -11,6 +11,7 @@ mod grant;
 mod instances;
 mod output;
 mod prune;
+mod queued;
 mod schema;
 mod show;
 mod status;

@@ -5,6 +5,7 @@ mod act;
 #[path = "../it/cluster.rs"]
 mod cluster;
 mod database;
+mod details;
 mod doctor;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/fixtures.rs"]
@@ -17,6 +18,7 @@ mod passwords;
 mod pooler;
 mod process;
 mod prune;
+mod queued;
 mod refusals;
 mod restored;
 mod schema;
