@@ -1,6 +1,6 @@
 //! What keeps the doctor itself from looking: the rest is looked at all the same.
 
-use super::{Fault, Patient, findings, found};
+use super::{Fault, Patient, doctor_with, findings, found};
 use crate::process::run_on;
 use crate::support::connect;
 use crate::waiting::holder;
@@ -50,7 +50,9 @@ async fn a_prepared_transaction_is_a_holder_too() {
         ))
         .await;
     let fix = format!("rollback prepared '{gid}';");
-    let report = run_on(patient.url(), &["doctor", "--json"])
+    // It does not end by itself: whoever waited for it would, for ever.
+    let options = [("PGOPTIONS", "-c statement_timeout=60s")];
+    let report = doctor_with(patient.url(), &options, &["doctor", "--json"])
         .fails(1, &["1 thing"])
         .json();
     let locks = findings(&report, "locks");
