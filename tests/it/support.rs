@@ -17,9 +17,7 @@ pub fn database_url() -> String {
                 .await
                 .map(|database| database.url().to_string())
         };
-        crate::cluster::block_on(find).unwrap_or_else(|error| {
-            panic!("{error} Or run the tests with `scripts/with-postgres cargo test --all-features`")
-        })
+        crate::cluster::block_on(find).unwrap_or_else(|error| panic!("{error}"))
     });
     SERVER.clone()
 }
