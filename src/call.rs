@@ -38,6 +38,9 @@ pub(crate) struct Caller {
     pool: Pool,
     /// Whether statements have no name: behind a pooler the next one may run elsewhere.
     unnamed: bool,
+    /// Whether calls, without names, wait for locks only briefly.
+    #[cfg(feature = "cli")]
+    limited: bool,
     schema: Arc<str>,
     /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls. Closed with the provider.
     ordinary: Arc<Semaphore>,
@@ -90,8 +93,17 @@ impl Caller {
             ordinary: Arc::new(Semaphore::new(size.saturating_sub(reserved).max(1))),
             pool,
             unnamed,
+            #[cfg(feature = "cli")]
+            limited: false,
             schema: quoted_schema.into(),
         }
+    }
+
+    /// The same, with calls that wait for locks only briefly, or not. Each is a transaction then, of three round trips.
+    #[cfg(feature = "cli")]
+    pub(crate) fn limited(mut self, limited: bool) -> Self {
+        self.limited = limited;
+        self
     }
 
     pub(crate) fn close(&self) {
@@ -343,6 +355,10 @@ impl Caller {
             let types = signatures::parameter_types(function).ok_or(CallError::NoAnswer)?;
             let typed: Vec<_> = parameters.iter().copied().zip(types.iter().cloned()).collect();
             sent.store(true, Ordering::Relaxed);
+            #[cfg(feature = "cli")]
+            if self.limited {
+                return Ok(crate::limited::query(client, &text, &typed).await?);
+            }
             return followed(client.query_typed(&text, &typed), connection, follow).await;
         }
         let statement = client.prepare_cached(&text).await.map_err(CallError::unprepared)?;

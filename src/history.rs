@@ -204,7 +204,8 @@ impl Inner {
         })
     }
 
-    async fn stored_events(&self, instance: &str, execution_id: i64) -> Result<Vec<String>, Failure> {
+    /// As they are stored.
+    pub(crate) async fn stored_events(&self, instance: &str, execution_id: i64) -> Result<Vec<String>, Failure> {
         let texts: Option<Vec<String>> = self.value("read_with_execution", instance, &[&execution_id]).await?;
         Ok(texts.unwrap_or_default())
     }

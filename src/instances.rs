@@ -22,6 +22,15 @@ pub(crate) const BULK_LIMIT: i64 = 1000;
 /// A custom status and its version.
 pub(crate) type CustomStatus = (Option<String>, u64);
 
+/// A start that nobody has taken yet, or whose first turn is under way.
+#[cfg(feature = "cli")]
+pub(crate) struct QueuedStart {
+    /// It, and those that wait with it.
+    pub(crate) messages: i64,
+    /// Since it is due; negative if it is not yet.
+    pub(crate) waits_ms: i64,
+}
+
 /// A custom status to read.
 pub(crate) struct StatusRequest {
     instance_id: String,
@@ -82,6 +91,22 @@ impl Inner {
                 updated_at: encode::from_id(row.try_get("updated_at_ms")?),
                 parent_instance_id: row.try_get("parent_instance_id")?,
             })
+        };
+        decode().map_err(|error| self.decoding(OPERATION, error))
+    }
+
+    /// What waits in the queue of an instance, if one of it starts it.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn get_queued_messages(&self, instance: &str) -> Result<Option<QueuedStart>, Failure> {
+        const OPERATION: &str = "get_queued_messages";
+        let rows = self.rows(OPERATION, instance, &[]).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let decode = || {
+            let waits: Option<i64> = row.try_get("start_waits_ms")?;
+            let messages = row.try_get("messages")?;
+            Ok(waits.map(|waits_ms| QueuedStart { messages, waits_ms }))
         };
         decode().map_err(|error| self.decoding(OPERATION, error))
     }

@@ -32,6 +32,8 @@ mod inner;
 mod instances;
 mod kv;
 mod lease;
+#[cfg(feature = "cli")]
+mod limited;
 mod messages;
 mod orchestrations;
 mod poll;

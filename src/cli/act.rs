@@ -8,15 +8,20 @@ use serde_json::json;
 
 use super::arguments::Raise;
 use super::connection::{Connection, column};
-use super::output::{Failure, Outcome, has_state};
+use super::output::{Failure, LOCKED, Outcome, has_code, has_state, say};
+use super::queued::{self, enqueued};
 use super::shell::quoted;
 use crate::PostgresProvider;
 
+/// Of the functions that delete.
+const NOT_FOUND: &str = "DX003";
+
 pub(super) async fn cancel(connection: &Connection, instance: &str, reason: &str) -> Result<Outcome, Failure> {
-    let client = running(connection, instance).await?;
+    let (client, has_begun) = running(connection, instance).await?;
     client.cancel_instance(instance, reason).await.map_err(failure)?;
-    wake(connection).await?;
-    let text = format!("instance {instance:?}: cancellation requested; its next turn acts on it");
+    wake(connection).await;
+    let turn = if has_begun { "next" } else { "first" };
+    let text = format!("instance {instance:?}: cancellation requested; its {turn} turn acts on it");
     Ok(Outcome::new(
         text,
         json!({ "instance": instance, "requested": true, "reason": reason }),
@@ -30,14 +35,21 @@ pub(super) async fn raise(connection: &Connection, raise: &Raise) -> Result<Outc
         data,
         queue,
     } = raise;
-    let client = running(connection, instance).await?;
+    let (client, has_begun) = running(connection, instance).await?;
+    if !has_begun && !queue {
+        // Nobody waits for it as yet, and what nobody waits for is not kept.
+        return Err(Failure::new(format!(
+            "nothing was raised: instance {instance:?} has been enqueued, but has not begun, and cannot wait for {event:?} \
+             as yet. Raise it again when a node has run its first turn"
+        )));
+    }
     let sent = if *queue {
         client.enqueue_event(instance, event, data).await
     } else {
         client.raise_event(instance, event, data).await
     };
     sent.map_err(failure)?;
-    wake(connection).await?;
+    wake(connection).await;
     let text = format!("instance {instance:?}: {event:?} raised");
     Ok(Outcome::new(
         text,
@@ -50,6 +62,7 @@ pub(super) async fn delete(connection: &Connection, instance: &str, force: bool)
     let deleted = match provider.delete_instance(instance, force).await {
         Ok(deleted) => deleted,
         Err(error) if has_state(&error, "DX004") => return Err(still_running(connection, &provider, instance).await?),
+        Err(error) if has_state(&error, NOT_FOUND) => queued::delete(&provider, instance, force, error).await?,
         Err(error) => return Err(Failure::from(error).preceded_by("nothing was deleted: ")),
     };
     let text = format!(
@@ -98,28 +111,40 @@ async fn still_running(
     )))
 }
 
-/// A message for an instance that is not there, or has ended, would do nothing, silently.
-async fn running(connection: &Connection, instance: &str) -> Result<Client, Failure> {
+/// A message for an instance that is not there, or has ended, would do nothing, silently. Says whether it has begun.
+async fn running(connection: &Connection, instance: &str) -> Result<(Client, bool), Failure> {
     let provider = Arc::new(connection.provider().await?);
-    let info = provider.get_instance_info(instance).await?;
-    if matches!(info.status.as_str(), "Completed" | "Failed") {
-        return Err(Failure::new(format!(
-            "instance {instance:?} has ended already: {}",
-            info.status
-        )));
-    }
-    Ok(Client::new(provider))
+    let has_begun = match provider.get_instance_info(instance).await {
+        Ok(info) if matches!(info.status.as_str(), "Completed" | "Failed") => {
+            return Err(Failure::new(format!(
+                "instance {instance:?} has ended already: {}",
+                info.status
+            )));
+        }
+        Ok(_) => true,
+        Err(error) => match enqueued(&provider, instance).await {
+            Some(_) => false,
+            None => return Err(Failure::from(error)),
+        },
+    };
+    Ok((Client::new(provider), has_begun))
 }
 
-/// Nodes that wait need not find out by polling.
-async fn wake(connection: &Connection) -> Result<(), Failure> {
+/// Nodes that wait need not find out by polling. What was sent is in the queue in any case.
+async fn wake(connection: &Connection) {
     let channel = connection.schema.channel();
-    connection
-        .query("select pg_notify($1, '')", &[&channel])
-        .await
-        .map(drop)
+    if let Err(failure) = connection.query("select pg_notify($1, '')", &[&channel]).await {
+        say(&format!(
+            "it is in the queue, but nodes could not be told so, and will notice when they look next: {failure}"
+        ));
+    }
 }
 
 fn failure(error: ClientError) -> Failure {
-    Failure::new(error.to_string())
+    let text = error.to_string();
+    if has_code(&text, LOCKED) {
+        Failure::locked(text)
+    } else {
+        Failure::new(text)
+    }
 }

@@ -58,7 +58,7 @@ pub(super) enum Command {
     Grant(Grant),
 
     /// Shows queues, leases, instances, the next timers and the throughput of the last minute.
-    Status,
+    Status(Workers),
 
     /// Shows the status again and again. Ends with Ctrl-C.
     Watch(Watch),
@@ -232,6 +232,18 @@ pub(super) enum Purpose {
     Dashboard,
 }
 
+/// How much a worker does at once, for how many are wanted. Defaults are those of duroxide.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct Workers {
+    /// How many turns a worker runs at once: its orchestration_concurrency.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(i32).range(1..=1_000_000), value_name = "N")]
+    pub(super) turns: i32,
+
+    /// How many activities a worker runs at once: its worker_concurrency.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(i32).range(1..=1_000_000), value_name = "N")]
+    pub(super) activities: i32,
+}
+
 #[derive(Debug, Args)]
 pub(super) struct Watch {
     /// How often, for example 5s or 1m. Each time reads the queues and the index of executions whole: not every second
@@ -242,6 +254,9 @@ pub(super) struct Watch {
     /// How many times. Default: until it is interrupted.
     #[arg(long, value_name = "N")]
     pub(super) times: Option<u64>,
+
+    #[command(flatten)]
+    pub(super) workers: Workers,
 }
 
 #[derive(Debug, Args)]

@@ -2,16 +2,19 @@
 
 use bytes::BytesMut;
 use deadpool_postgres::ClientWrapper;
+use tokio::sync::OnceCell;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
 
 use super::arguments::Arguments;
 use super::output::Failure;
+use super::table_lock::TableLock;
 use crate::PostgresProvider;
 use crate::call::{Caller, Parameters};
 use crate::connect::{Pool, Pooled};
 use crate::deploy::{self, Deployment, Standing};
 use crate::inner::Inner;
+use crate::limited;
 use crate::schema_name::SchemaName;
 use crate::shell;
 use crate::wake::Waker;
@@ -23,6 +26,12 @@ pub(super) struct Connection {
     pool: Pool,
     pub(super) schema: SchemaName,
     caller: Caller,
+    /// Whether transactions are known between here and the server; once that is known.
+    transactions: OnceCell<bool>,
+    /// Dropped, it would close the connections, which may still be needed to find out why a call failed.
+    provider: OnceCell<PostgresProvider>,
+    /// Whether whoever asks for a client gets it in a transaction.
+    is_reader: bool,
 }
 
 /// A schema without a deployment.
@@ -40,9 +49,10 @@ impl Connection {
     pub(super) fn open(arguments: &Arguments) -> Result<Self, Failure> {
         let schema = SchemaName::new(&arguments.schema)?;
         let url = arguments.database_url.as_deref().unwrap_or_default();
-        if url.is_empty() && std::env::var_os("PGHOST").is_none() {
+        let named = |variable| crate::connect::process_environment(variable).is_some();
+        if url.is_empty() && !named("PGHOST") && !named("PGHOSTADDR") {
             return Err(Failure::usage(
-                "no server named: set DATABASE_URL or PGHOST, or use --database-url",
+                "no server named: set DATABASE_URL, PGHOST or PGHOSTADDR, or use --database-url",
             ));
         }
         let pool = PostgresProvider::builder(url).pool_size(POOL_SIZE).open_pool()?;
@@ -50,22 +60,104 @@ impl Connection {
             caller: Caller::new(pool.clone(), true, &schema.quoted()),
             pool,
             schema,
+            transactions: OnceCell::new(),
+            provider: OnceCell::new(),
+            is_reader: false,
         })
     }
 
+    /// For a command that compares the schema: its client waits for locks only briefly.
+    pub(super) fn for_reading(mut self) -> Self {
+        self.is_reader = true;
+        self
+    }
+
     pub(super) async fn client(&self) -> Result<Pooled, Failure> {
+        if self.is_reader {
+            return self.reading().await;
+        }
+        self.plain().await
+    }
+
+    /// A connection in a transaction that waits for locks only briefly. Whoever begins one on it goes on in that; so the end of
+    /// theirs is its end.
+    pub(super) async fn reading(&self) -> Result<Pooled, Failure> {
+        let client = self.plain().await?;
+        match client.batch_execute(limited::BEGIN).await {
+            Ok(()) => Ok(client),
+            Err(error) => {
+                // A pooler that refuses ends the connection, sooner or later: nobody else shall get it.
+                drop(client.take());
+                Err(deploy::no_transaction(error).into())
+            }
+        }
+    }
+
+    async fn plain(&self) -> Result<Pooled, Failure> {
         let client = self.pool.get(self.pool.wait()).await;
         Ok(client.map_err(deploy::call_failed)?)
     }
 
+    /// A pooler in statement mode knows none, so that nothing can be limited there.
+    async fn knows_transactions(&self) -> Result<bool, Failure> {
+        let known = self.transactions.get_or_try_init(|| async {
+            let client = self.plain().await?;
+            let begun = client.batch_execute("begin").await;
+            match begun {
+                Ok(()) => client.batch_execute("rollback").await.map_err(deploy::database)?,
+                Err(error) if deploy::is_statement_mode(&error) => {
+                    // As above.
+                    drop(client.take());
+                    return Ok(false);
+                }
+                Err(error) => return Err(Failure::from(deploy::database(error))),
+            }
+            Ok(true)
+        });
+        known.await.copied()
+    }
+
+    /// Whether there has been a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.transactions.initialized()
+    }
+
+    /// Somebody's lock on a whole table of ours, as far as can be told.
+    pub(super) async fn table_lock(&self) -> Option<TableLock> {
+        let client = self.plain().await.ok()?;
+        TableLock::find(&client, &self.schema.quoted()).await.ok()?
+    }
+
+    /// The same failure, with who is in the way.
+    pub(super) async fn blame(&self, failure: Failure) -> Failure {
+        if !failure.is_locked() {
+            return failure;
+        }
+        match self.table_lock().await {
+            Some(TableLock { who, end }) => failure.followed_by(&format!(
+                ". In the way: {who}. Try again later, or end what is in the way: {end}"
+            )),
+            None => failure.followed_by(
+                ". Somebody had a lock, and it is not to be seen any more who: try again. doctor shows transactions that \
+                 stay open",
+            ),
+        }
+    }
+
     /// A connection that nobody else uses, not even afterwards.
     pub(super) async fn session(&self) -> Result<ClientWrapper, Failure> {
-        self.client().await.map(Pooled::take)
+        self.plain().await.map(Pooled::take)
+    }
+
+    /// Calls wait for locks only briefly.
+    async fn caller(&self) -> Result<Caller, Failure> {
+        let limited = self.knows_transactions().await?;
+        Ok(self.caller.clone().limited(limited))
     }
 
     /// What is deployed; none if nothing is.
     pub(super) async fn find_deployment(&self) -> Result<Option<Deployment>, Failure> {
-        Ok(deploy::read(&self.caller, &self.schema).await?)
+        Ok(deploy::read(&self.caller().await?, &self.schema).await?)
     }
 
     /// What is deployed. Fails if nothing is.
@@ -103,7 +195,7 @@ impl Connection {
 
     /// What is there instead of a deployment.
     pub(super) async fn place(&self) -> Result<Place, Failure> {
-        let client = self.client().await?;
+        let client = self.plain().await?;
         if let Some(lost) = deploy::lost(&**client, &self.schema).await? {
             return Ok(Place::Damaged(lost));
         }
@@ -125,12 +217,16 @@ impl Connection {
         shell::command(&self.schema)
     }
 
-    /// A statement of our own, about the catalogs or the views.
+    /// A statement of our own, about the catalogs or the views. Waits for locks only briefly.
     pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
-        let client = self.client().await?;
-        Ok(query_unnamed(&**client, sql, parameters)
-            .await
-            .map_err(deploy::database)?)
+        let limited = self.knows_transactions().await?;
+        let client = self.plain().await?;
+        let found = if limited {
+            limited::query(&client, sql, &typed(parameters)).await
+        } else {
+            query_unnamed(&**client, sql, parameters).await
+        };
+        Ok(found.map_err(deploy::database)?)
     }
 
     /// Fails unless a deployment is there that this release can work with.
@@ -151,11 +247,14 @@ impl Connection {
 
     /// A provider that neither polls nor listens, on a deployment that it can work with.
     pub(super) async fn provider(&self) -> Result<PostgresProvider, Failure> {
-        self.require_deployment().await?;
-        let waker = Waker::new(self.schema.channel(), None);
-        Ok(PostgresProvider {
-            inner: Inner::new(self.caller.clone(), waker, self.schema.clone(), false, 0),
-        })
+        let provider = self.provider.get_or_try_init(|| async {
+            self.require_deployment().await?;
+            let waker = Waker::new(self.schema.channel(), None);
+            Ok::<_, Failure>(PostgresProvider {
+                inner: Inner::new(self.caller().await?, waker, self.schema.clone(), false, 0),
+            })
+        });
+        provider.await.cloned()
     }
 }
 
@@ -165,11 +264,12 @@ pub(super) async fn query_unnamed(
     sql: &str,
     parameters: Parameters<'_>,
 ) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let typed: Vec<_> = parameters
-        .iter()
-        .map(|&parameter| (parameter, type_of(parameter)))
-        .collect();
-    client.query_typed(sql, &typed).await
+    client.query_typed(sql, &typed(parameters)).await
+}
+
+fn typed<'a>(parameters: Parameters<'a>) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
+    let typed = parameters.iter().map(|&parameter| (parameter, type_of(parameter)));
+    typed.collect()
 }
 
 /// The type that a value is sent as. The server is not asked what it expects.

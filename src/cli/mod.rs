@@ -11,9 +11,11 @@ mod grant;
 mod instances;
 mod output;
 mod prune;
+mod queued;
 mod schema;
 mod show;
 mod status;
+mod table_lock;
 mod timeline;
 
 use std::process::ExitCode;
@@ -50,7 +52,7 @@ fn who_may(arguments: &Arguments) -> String {
                 arguments.schema
             );
         }
-        Command::Schema(_) | Command::Status | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => {
+        Command::Schema(_) | Command::Status(_) | Command::Watch(_) | Command::Instances(_) | Command::Doctor(_) => {
             " --for dashboard"
         }
         Command::Delete { .. } | Command::Prune(_) => " --for cleanup",
@@ -64,25 +66,38 @@ fn who_may(arguments: &Arguments) -> String {
 
 async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
     match &arguments.command {
+        Command::Schema(SchemaCommand::Sql { from }) => return schema::sql(&arguments.schema, *from),
+        Command::Grant(grant) if grant.sql => return grant::sql(&arguments.schema, grant),
+        _ => {}
+    }
+    let connection = match &arguments.command {
+        Command::Schema(SchemaCommand::Verify) => Connection::open(arguments)?.for_reading(),
+        _ => Connection::open(arguments)?,
+    };
+    match act_on(&connection, arguments).await {
+        Err(failure) => Err(connection.blame(failure).await),
+        done => done,
+    }
+}
+
+async fn act_on(connection: &Connection, arguments: &Arguments) -> Result<Outcome, Failure> {
+    match &arguments.command {
         Command::Schema(SchemaCommand::Sql { from }) => schema::sql(&arguments.schema, *from),
-        Command::Schema(SchemaCommand::Apply) => schema::apply(&Connection::open(arguments)?).await,
-        Command::Schema(SchemaCommand::Verify) => schema::verify(&Connection::open(arguments)?).await,
-        Command::Schema(SchemaCommand::Drop { yes }) => schema::drop(&Connection::open(arguments)?, *yes).await,
-        Command::Schema(SchemaCommand::Version) => schema::version(&Connection::open(arguments)?).await,
-        Command::Grant(grant) if grant.sql => grant::sql(&arguments.schema, grant),
-        Command::Grant(grant) => grant::run(&Connection::open(arguments)?, grant).await,
-        Command::Status => status::run(&Connection::open(arguments)?).await,
-        Command::Watch(watch) => status::watch(&Connection::open(arguments)?, watch, arguments.json).await,
-        Command::Instances(filter) => instances::run(&Connection::open(arguments)?, filter).await,
-        Command::Show { instance } => show::show(&Connection::open(arguments)?, instance).await,
-        Command::History { instance, execution } => {
-            show::history(&Connection::open(arguments)?, instance, *execution).await
-        }
-        Command::Cancel { instance, reason } => act::cancel(&Connection::open(arguments)?, instance, reason).await,
-        Command::Raise(raise) => act::raise(&Connection::open(arguments)?, raise).await,
-        Command::Doctor(doctor) => doctor::run(&Connection::open(arguments)?, doctor).await,
-        Command::Prune(prune) => prune::run(&Connection::open(arguments)?, prune).await,
-        Command::Delete { instance, force } => act::delete(&Connection::open(arguments)?, instance, *force).await,
+        Command::Schema(SchemaCommand::Apply) => schema::apply(connection).await,
+        Command::Schema(SchemaCommand::Verify) => schema::verify(connection).await,
+        Command::Schema(SchemaCommand::Drop { yes }) => schema::drop(connection, *yes).await,
+        Command::Schema(SchemaCommand::Version) => schema::version(connection).await,
+        Command::Grant(grant) => grant::run(connection, grant).await,
+        Command::Status(workers) => status::run(connection, workers).await,
+        Command::Watch(watch) => status::watch(connection, watch, arguments.json).await,
+        Command::Instances(filter) => instances::run(connection, filter).await,
+        Command::Show { instance } => show::show(connection, instance).await,
+        Command::History { instance, execution } => show::history(connection, instance, *execution).await,
+        Command::Cancel { instance, reason } => act::cancel(connection, instance, reason).await,
+        Command::Raise(raise) => act::raise(connection, raise).await,
+        Command::Doctor(doctor) => doctor::run(connection, doctor).await,
+        Command::Prune(prune) => prune::run(connection, prune).await,
+        Command::Delete { instance, force } => act::delete(connection, instance, *force).await,
     }
 }
 

@@ -8,6 +8,11 @@ use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, describe};
 
+/// Somebody has a lock, and keeps it.
+pub(super) const LOCKED: &str = "55P03";
+/// No more connections for this role or database, or at all.
+const TOO_MANY: &str = "53300";
+
 /// What a command found or did.
 pub(super) struct Outcome {
     text: String,
@@ -103,6 +108,8 @@ pub(super) struct Failure {
     pub(super) code: u8,
     /// Whether the role may not do it.
     is_privilege: bool,
+    /// Whether somebody's lock was waited for in vain.
+    is_locked: bool,
 }
 
 impl Failure {
@@ -123,11 +130,29 @@ impl Failure {
             message: message.into(),
             code,
             is_privilege: false,
+            is_locked: false,
         }
     }
 
     pub(super) fn is_unreachable(&self) -> bool {
         self.code == 3
+    }
+
+    /// Whether the server is there, but has no room for another connection.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.is_unreachable() && self.message.contains(&format!("(SQLSTATE {TOO_MANY})"))
+    }
+
+    /// Somebody's lock was waited for in vain.
+    pub(super) fn locked(message: impl Into<String>) -> Self {
+        Self {
+            is_locked: true,
+            ..Self::new(message)
+        }
+    }
+
+    pub(super) fn is_locked(&self) -> bool {
+        self.is_locked
     }
 
     /// The role may not.
@@ -174,6 +199,8 @@ impl From<Error> for Failure {
             }
             ErrorKind::Connect => Self::unreachable(error.to_string()),
             ErrorKind::Config => Self::usage(error.to_string()),
+            // Who goes on trying, and names whom it waited for, has wrapped it.
+            _ if has_code(&error.to_string(), LOCKED) => Self::locked(error.to_string()),
             _ => Self::new(error.to_string()),
         }
     }
@@ -183,6 +210,8 @@ impl From<ProviderError> for Failure {
     fn from(error: ProviderError) -> Self {
         if has_state(&error, "42501") {
             Self::privilege(error.message)
+        } else if has_state(&error, LOCKED) {
+            Self::locked(error.message)
         } else {
             Self::new(error.message)
         }
@@ -192,7 +221,12 @@ impl From<ProviderError> for Failure {
 /// Whether it is the server's error with this SQLSTATE. The provider has no field for it, but what
 /// [`crate::error::describe`] says ends with it, whatever names come before.
 pub(super) fn has_state(error: &ProviderError, state: &str) -> bool {
-    error.message.ends_with(&format!(" (SQLSTATE {state})"))
+    has_code(&error.message, state)
+}
+
+/// The same, for what was made a text of.
+pub(super) fn has_code(message: &str, state: &str) -> bool {
+    message.ends_with(&format!(" (SQLSTATE {state})"))
 }
 
 /// Writes to stdout. Returns whether somebody still reads: a reader that has seen enough (`| head`) is no failure.

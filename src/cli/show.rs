@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::connection::Connection;
 use super::output::{Failure, Outcome, duration, table, visible};
-use super::timeline::{self, clipped};
+use super::queued::begun;
+use super::timeline::{Timeline, clipped};
 use crate::PostgresProvider;
 
 /// Of a larger tree, the rest is only counted.
@@ -17,15 +18,13 @@ const MOST_EXECUTIONS: usize = 20;
 
 pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outcome, Failure> {
     let provider = connection.provider().await?;
-    let info = provider.get_instance_info(instance).await?;
+    let info = begun(&provider, instance).await?;
     let custom_status = provider
         .get_custom_status(instance, 0)
         .await?
         .and_then(|(status, _)| status);
     let values: BTreeMap<String, String> = provider.get_kv_all_values(instance).await?.into_iter().collect();
-    let history = provider
-        .read_history_with_execution_id(instance, info.current_execution_id)
-        .await?;
+    let history = Timeline::read(&provider, instance, info.current_execution_id).await?;
 
     let mut text = format!(
         "instance {instance:?}: {} {} {}\n  created {} ago, changed {} ago, execution {}\n",
@@ -47,7 +46,7 @@ pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outc
     }
     let (executions_text, executions, total) = executions(&provider, instance).await?;
     text.push_str(&format!("\n{executions_text}"));
-    let (tree_text, tree) = tree(&provider, &info).await?;
+    let (tree_text, tree, tree_total) = tree(&provider, &info).await?;
     if tree.len() > 1 {
         text.push_str(&format!("\nTREE\n{tree_text}"));
     }
@@ -61,7 +60,7 @@ pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outc
     text.push_str(&format!(
         "\nHISTORY OF EXECUTION {}\n{}",
         info.current_execution_id,
-        timeline::text(&history)?
+        history.text()
     ));
     let json = json!({
         "instance": instance,
@@ -77,10 +76,11 @@ pub(super) async fn show(connection: &Connection, instance: &str) -> Result<Outc
         "executions": executions,
         "executions_total": total,
         "tree": tree,
+        "tree_total": tree_total,
         "values": values,
-        "history": timeline::json(&history)?,
+        "history": history.json(),
     });
-    Ok(Outcome::new(text, json))
+    Ok(Outcome::new(text, json).with_problem(history.problem(instance)))
 }
 
 pub(super) async fn history(
@@ -89,21 +89,21 @@ pub(super) async fn history(
     execution: Option<u64>,
 ) -> Result<Outcome, Failure> {
     let provider = connection.provider().await?;
-    let info = provider.get_instance_info(instance).await?;
+    let info = begun(&provider, instance).await?;
     let execution = execution.unwrap_or(info.current_execution_id);
     let known = provider.list_executions(instance).await?;
     if !known.contains(&execution) {
-        let known: Vec<String> = known.iter().map(u64::to_string).collect();
+        let range = match (known.iter().min(), known.iter().max()) {
+            (Some(first), Some(last)) if first < last => format!("{}, from {first} to {last}", known.len()),
+            (Some(only), _) => only.to_string(),
+            _ => "none".to_string(),
+        };
         return Err(Failure::new(format!(
-            "instance {instance:?} has no execution {execution}: it has {}",
-            known.join(", ")
+            "instance {instance:?} has no execution {execution}: it has {range}"
         )));
     }
-    let history = provider.read_history_with_execution_id(instance, execution).await?;
-    Ok(Outcome::new(
-        timeline::text(&history)?,
-        Value::Array(timeline::json(&history)?),
-    ))
+    let history = Timeline::read(&provider, instance, execution).await?;
+    Ok(Outcome::new(history.text(), Value::Array(history.json())).with_problem(history.problem(instance)))
 }
 
 /// The latest, and how many there are.
@@ -139,8 +139,8 @@ async fn executions(provider: &PostgresProvider, instance: &str) -> Result<(Stri
     Ok((text, list, all.len()))
 }
 
-/// The instance and its descendants, parents before children.
-async fn tree(provider: &PostgresProvider, root: &InstanceInfo) -> Result<(String, Vec<Value>), Failure> {
+/// The instance and its descendants, parents before children, and how many there are.
+async fn tree(provider: &PostgresProvider, root: &InstanceInfo) -> Result<(String, Vec<Value>, usize), Failure> {
     let all = provider.get_instance_tree(&root.instance_id).await?.all_ids;
     let mut list = Vec::new();
     let mut children: HashMap<String, Vec<(String, String)>> = HashMap::new();
@@ -165,7 +165,7 @@ async fn tree(provider: &PostgresProvider, root: &InstanceInfo) -> Result<(Strin
     if all.len() > LARGEST_TREE {
         text.push_str(&format!("and {} more\n", all.len() - LARGEST_TREE));
     }
-    Ok((text, list))
+    Ok((text, list, all.len()))
 }
 
 fn label(info: &InstanceInfo) -> String {

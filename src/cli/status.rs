@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::arguments::Watch;
+use super::arguments::{Watch, Workers};
 use super::connection::{Connection, column};
 use super::output::{Failure, Outcome, Shown, duration, print, table};
 
 /// How much of what can be long is shown.
 const LONGEST_LIST: i64 = 10;
 
-pub(super) async fn run(connection: &Connection) -> Result<Outcome, Failure> {
+pub(super) async fn run(connection: &Connection, workers: &Workers) -> Result<Outcome, Failure> {
     connection.require_deployment().await?;
-    let status = Status::read(connection).await?;
+    let status = Status::read(connection, workers).await?;
     Ok(Outcome::new(status.text(connection.schema.as_str()), status.json))
 }
 
@@ -28,7 +28,7 @@ pub(super) async fn watch(connection: &Connection, watch: &Watch, json: bool) ->
     let mut is_first = true;
     while left != Some(0) {
         interval.tick().await;
-        let status = Status::read(connection).await?;
+        let status = Status::read(connection, &watch.workers).await?;
         let text = || status.text(connection.schema.as_str());
         let shown = match (json, on_terminal) {
             (true, _) => Shown::json(&format!("{}\n", status.json)),
@@ -48,13 +48,14 @@ struct Status {
 }
 
 impl Status {
-    async fn read(connection: &Connection) -> Result<Self, Failure> {
+    async fn read(connection: &Connection, workers: &Workers) -> Result<Self, Failure> {
         let schema = connection.schema.quoted();
         // One statement a view, one snapshot for all: numbers that belong together.
         let sql = format!(
             "select json_build_object( \
                  'at', to_char(statement_timestamp() at time zone 'utc', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), \
-                 'workers_wanted', {schema}.workers_wanted(), \
+                 'workers_wanted', {schema}.workers_wanted($1, $2), \
+                 'worker', json_build_object('turns', $1, 'activities', $2), \
                  'instances', (select json_object_agg(lower(c.status), c.instances) from {schema}.instance_counts as c), \
                  'queues', (select json_agg(json_build_object( \
                          'queue', q.queue, 'ready', q.ready, 'scheduled', q.scheduled, 'leased', q.leased, \
@@ -83,7 +84,7 @@ impl Status {
                             order by o.ended_last_minute desc, o.ended_last_hour desc, o.running desc, o.orchestration_name \
                             limit {LONGEST_LIST}) as t))::text as status"
         );
-        let rows = connection.query(&sql, &[]).await?;
+        let rows = connection.query(&sql, &[&workers.turns, &workers.activities]).await?;
         let Some(row) = rows.first() else {
             return Err(Failure::new("the server returned no status"));
         };
@@ -97,12 +98,15 @@ impl Status {
         let json = &self.json;
         let instances = &json["instances"];
         let mut text = format!(
-            "schema {schema:?}, {}\n\ninstances: {} running, {} completed, {} failed; workers wanted: {}\n\n",
+            "schema {schema:?}, {}\n\ninstances: {} running, {} completed, {} failed; workers wanted: {}, each with {} turns and {} \
+             activities at once\n\n",
             json["at"].as_str().unwrap_or_default(),
             instances["running"],
             instances["completed"],
             instances["failed"],
-            json["workers_wanted"]
+            json["workers_wanted"],
+            json["worker"]["turns"],
+            json["worker"]["activities"]
         );
         text.push_str(&rows(
             &json["queues"],

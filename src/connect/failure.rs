@@ -20,8 +20,12 @@ impl fmt::Display for ConnectError {
 
 impl StdError for ConnectError {}
 
-/// What a server said that did not want this connection, and what to do about it.
-pub(super) fn refusal(error: &tokio_postgres::Error) -> String {
+/// How tokio-postgres says that a server asks for a password, and there is none.
+const NO_PASSWORD: &str = "password missing";
+
+/// What a server said that did not want this connection, and what to do about it. `but`: why there is no password.
+pub(super) fn refusal(error: &tokio_postgres::Error, but: Option<&str>) -> String {
+    let text = describe(error);
     let advice = match error.code().map(|code| code.code()) {
         Some("28P01") => {
             ". The password or token is wrong, or has expired: it comes from the URL, PGPASSWORD or the password file"
@@ -29,9 +33,16 @@ pub(super) fn refusal(error: &tokio_postgres::Error) -> String {
         Some("28000") => {
             ". The server's pg_hba.conf says who may connect from where and how: another user, or sslmode=require or above"
         }
+        None if text.contains(NO_PASSWORD) => {
+            let but = but.map_or(String::new(), |but| format!(". But {but}"));
+            return format!(
+                "the server asks for a password, and there is none: it comes from the URL, PGPASSWORD or the password file \
+                 (PGPASSFILE, ~/.pgpass){but}"
+            );
+        }
         _ => "",
     };
-    describe(error) + advice
+    text + advice
 }
 
 /// Why a call got no connection. Nothing was sent.

@@ -30,6 +30,7 @@ use dial::{BuiltIn, DialError, Link};
 pub(crate) use dial::{Dial, WithConnector};
 pub(crate) use failure::{ConnectError, NoConnection};
 pub(crate) use password::AskPassword;
+use password::Found;
 pub use password::PasswordRequest;
 pub(crate) use pool::{Pool, Pooled};
 use settings::Server;
@@ -149,8 +150,11 @@ impl Connector {
         let limit = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT) * 2;
         let mut attempt = 0;
         loop {
-            if let Some(password) = password::find(self.password.as_ref(), &self.settings, server, attempt > 0).await? {
-                config.password(password);
+            let mut but = None;
+            match password::find(self.password.as_ref(), &self.settings, server, attempt > 0).await? {
+                Found::Password(password) => _ = config.password(password),
+                Found::But(why) => but = Some(why),
+                Found::Nothing => {}
             }
             attempt += 1;
             let dialled = self.dial.dial(config.clone(), notifications.clone());
@@ -174,7 +178,7 @@ impl Connector {
                     tokio::time::sleep(jittered(PASSWORD_BACKOFF * 2_u32.pow(attempt))).await;
                 }
                 Ok(Err(DialError::Server(error))) => match tls::explain(&error, &self.settings.tls) {
-                    None => return Err(failure::refusal(&error)),
+                    None => return Err(failure::refusal(&error, but.as_deref())),
                     Some(problem) if config.get_ssl_mode() == SslMode::Prefer && !self.settings.tls.verifies() => {
                         debug!(server = server.name(), problem, "no TLS; going on without");
                         config.ssl_mode(SslMode::Disable);

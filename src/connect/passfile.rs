@@ -6,17 +6,27 @@ use std::path::Path;
 
 use tracing::warn;
 
-/// The password of the first line that fits. None if no line does, or if others may read the file.
-pub(super) fn look_up(file: &Path, wanted: [&str; 4]) -> io::Result<Option<String>> {
+/// What a password file says.
+pub(super) enum LookUp {
+    /// The password of the first line that fits.
+    Found(String),
+    /// No line does.
+    Nothing,
+    /// Others may read it, so that it does not count.
+    Ignored,
+}
+
+pub(super) fn look_up(file: &Path, wanted: [&str; 4]) -> io::Result<LookUp> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
         if fs::metadata(file)?.permissions().mode() & 0o077 != 0 {
             warn!(file = %file.display(), "the password file is ignored: others may read it; its mode should be 0600");
-            return Ok(None);
+            return Ok(LookUp::Ignored);
         }
     }
-    Ok(find(&fs::read_to_string(file)?, wanted))
+    let found = find(&fs::read_to_string(file)?, wanted);
+    Ok(found.map_or(LookUp::Nothing, LookUp::Found))
 }
 
 fn find(text: &str, wanted: [&str; 4]) -> Option<String> {

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 
-use super::passfile;
+use super::passfile::{self, LookUp};
 use super::settings::{Server, Settings};
 
 /// How long a callback may take.
@@ -53,17 +53,25 @@ impl AskPassword {
     }
 }
 
-/// The password for a new connection. None: the one of the configuration, if any, will do.
+/// The password for a new connection.
+pub(super) enum Found {
+    Password(String),
+    /// The one of the configuration, if any, will do.
+    Nothing,
+    /// The same, and what is to be known should there be none.
+    But(String),
+}
+
 pub(super) async fn find(
     ask: Option<&AskPassword>,
     settings: &Settings,
     server: &Server,
     refused: bool,
-) -> Result<Option<String>, String> {
+) -> Result<Found, String> {
     let request = request(&settings.config, server, refused);
     if let Some(AskPassword(callback)) = ask {
         return match tokio::time::timeout(PATIENCE, callback(request)).await {
-            Ok(Ok(password)) => Ok(Some(password)),
+            Ok(Ok(password)) => Ok(Found::Password(password)),
             Ok(Err(error)) => Err(format!(
                 "the password callback failed: {}",
                 crate::error::describe(&*error)
@@ -82,12 +90,23 @@ pub(super) async fn find(
             let look_up = |host: &str| passfile::look_up(file, [host, &port, database, &request.user]);
             // What libpq calls a local socket.
             let found = match look_up(&request.host) {
-                Ok(None) if server.is_socket() => look_up("localhost"),
+                Ok(LookUp::Nothing) if server.is_socket() => look_up("localhost"),
                 found => found,
             };
-            found.map_err(|error| format!("the password file {} cannot be read: {error}", file.display()))
+            let name = file.display();
+            match found {
+                Ok(LookUp::Found(password)) => Ok(Found::Password(password)),
+                Ok(LookUp::Ignored) => Ok(Found::But(format!(
+                    "the password file {name} was ignored, because others may read it: chmod 0600 {name}"
+                ))),
+                Ok(LookUp::Nothing) => Ok(Found::But(format!(
+                    "the password file {name} has no line for {}:{port}:{database}:{}",
+                    request.host, request.user
+                ))),
+                Err(error) => Err(format!("the password file {name} cannot be read: {error}")),
+            }
         }
-        _ => Ok(None),
+        _ => Ok(Found::Nothing),
     }
 }
 

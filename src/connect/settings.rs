@@ -203,7 +203,11 @@ fn servers_of(given: &mut Parameters) -> Result<Vec<Server>, String> {
 
 fn servers(hosts: Vec<Host>, addresses: &[IpAddr], ports: &[u16]) -> Result<Vec<Server>, String> {
     if hosts.is_empty() {
-        return Err("it names no host, and neither does PGHOST".to_string());
+        return Err(
+            "it names no host, and neither do PGHOST and PGHOSTADDR. For a server on this machine, name the directory of its \
+             socket: postgres:///app?host=/var/run/postgresql"
+                .to_string(),
+        );
     }
     if !addresses.is_empty() && addresses.len() != hosts.len() {
         return Err(format!("{} hosts, but {} hostaddrs", hosts.len(), addresses.len()));

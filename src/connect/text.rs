@@ -26,8 +26,11 @@ fn url(text: &str) -> Result<Parameters, String> {
     let mut parameters = Parameters::new();
     let (text, query) = match text.split_once('?') {
         // Not if it is part of a password that should have been encoded: then there is no telling.
-        Some((_, query)) if query.contains('@') && !query.contains('=') => {
-            return Err("a `?` in a user name or password has to be written as %3F".to_string());
+        Some((before, query)) if !before.contains('@') && hides_host(query) => {
+            return Err(
+                "a `?` in a user name or password has to be written as %3F, and an `@` in a parameter as %40"
+                    .to_string(),
+            );
         }
         Some((text, query)) => (text, query),
         None => (text, ""),
@@ -74,6 +77,14 @@ fn url(text: &str) -> Result<Parameters, String> {
         };
     }
     Ok(parameters)
+}
+
+/// Whether what comes after the first `?` may be the rest of a password and the host: there is an `@` elsewhere than in a role's
+/// name, which may well have one.
+fn hides_host(query: &str) -> bool {
+    query
+        .split('&')
+        .any(|pair| pair.contains('@') && !pair.starts_with("user="))
 }
 
 fn insert_if_any(parameters: &mut Parameters, key: &str, value: String) {
@@ -193,6 +204,7 @@ mod tests {
             pairs(&[("dbname", "d"), ("host", "/run/pg"), ("user", "u")])
         );
         assert_eq!(parsed("postgres:///d?host=/run/pg&port=7").len(), 3);
+        assert_eq!(parsed("postgres://h/d?user=u@server").len(), 3);
         assert_eq!(parsed("postgres://"), []);
         // A later @ belongs to the host, an earlier one to the user, as Azure writes them.
         assert_eq!(
@@ -224,6 +236,9 @@ mod tests {
             "password='hunter2",
             "=hunter2",
             "postgres://u:hunter2?@h",
+            "postgres://u:1?hunter2=1@h/d",
+            "postgres://u:1/2?hunter2=1@h/d",
+            "postgres://u:1?hunter2=1&a=2@h/d",
             "postgres://u:p@[::1/hunter2",
             "postgres://h/d?hunter2",
             "postgres://%ff:hunter2@h",

@@ -13,7 +13,7 @@ use crate::process::{Finished, cli};
 use crate::support::TestSchema;
 
 /// A node that runs `Wait`: it waits for the event `go`, then for a message in the queue `more`.
-async fn node(schema: &TestSchema) -> (Arc<PostgresProvider>, Arc<Runtime>, Client) {
+pub async fn node(schema: &TestSchema) -> (Arc<PostgresProvider>, Arc<Runtime>, Client) {
     let store = schema.provider().await;
     let orchestrations = OrchestrationRegistry::builder()
         .register("Wait", |ctx: OrchestrationContext, _: String| async move {

@@ -1,6 +1,7 @@
 //! `doctor`: silent on a healthy server, and finds each fault that is planted there, with what cures it.
 
 mod backlog;
+mod in_the_way;
 mod lost;
 mod roles;
 mod schema;

@@ -5,6 +5,7 @@ mod act;
 #[path = "../it/cluster.rs"]
 mod cluster;
 mod database;
+mod details;
 mod doctor;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/fixtures.rs"]
@@ -13,10 +14,12 @@ mod grants;
 mod locks;
 mod observe;
 mod owner;
+mod passwords;
 mod pooler;
 mod privileges;
 mod process;
 mod prune;
+mod queued;
 mod refusals;
 mod removal;
 mod restored;
@@ -32,3 +35,4 @@ mod standby;
 mod support;
 mod terminal;
 mod usage;
+mod waiting;

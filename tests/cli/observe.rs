@@ -111,6 +111,18 @@ async fn status_counts_what_there_is() {
     );
     // Two turns (one held, one due) and two activities (one held, one due).
     assert_eq!(status["workers_wanted"], 1);
+    assert_eq!(status["worker"], json!({ "turns": 2, "activities": 2 }));
+    let small = cli(&schema, &["status", "--turns", "4", "--activities", "1", "--json"])
+        .ok()
+        .json();
+    assert_eq!(small["workers_wanted"], 2);
+    let watched = cli(&schema, &["watch", "--times", "1", "--turns", "1", "--activities", "8"])
+        .ok()
+        .out;
+    assert!(
+        watched.contains("workers wanted: 2, each with 1 turns and 8 activities at once\n"),
+        "{watched}"
+    );
     let throughput = &status["throughput"][0];
     assert_eq!(
         (
@@ -127,7 +139,7 @@ async fn status_counts_what_there_is() {
 
     let text = cli(&schema, &["status"]).ok().out;
     for expected in [
-        "instances: 1 running, 1 completed, 1 failed; workers wanted: 1",
+        "instances: 1 running, 1 completed, 1 failed; workers wanted: 1, each with 2 turns and 2 activities at once\n",
         "orchestrator  1",
         "busy         59 m",
     ] {

@@ -11,7 +11,7 @@ use crate::process::{Finished, run_on};
 use crate::prune::ended;
 use crate::support::{TestSchema, connect};
 
-static SERVER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&Options::default()));
+pub static SERVER: LazyLock<Cluster> = LazyLock::new(|| Cluster::start(&Options::default()));
 
 /// Leaves statements behind, under the names that others would use, on both connections to the server.
 async fn leave_statements(url: &str) {
@@ -31,7 +31,7 @@ async fn leave_statements(url: &str) {
 }
 
 /// What somebody set on one of the connections to the server and left behind.
-async fn settings_left(url: &str) -> Vec<String> {
+pub async fn settings_left(url: &str) -> Vec<String> {
     let clients: [Client; 2] = [connect(url).await, connect(url).await];
     let mut left = Vec::new();
     for client in &clients {

@@ -67,6 +67,32 @@ fn bad_usage_is_told_from_failure() {
     run(&["--schema", "a;b", "schema", "sql"]).fails(2, &["invalid schema name"]);
     run_on("", &["schema", "verify"]).fails(2, &["no server named", "DATABASE_URL"]);
     run_on("postgres://h:notaport/d", &["schema", "verify"]).fails(2, &["invalid connection string"]);
+    run_on("postgres:///app", &["schema", "verify"]).fails(2, &["names no host", "?host=/var/run/postgresql"]);
+}
+
+/// Whatever a password would have to be encoded for.
+#[test]
+fn no_part_of_a_password_is_quoted() {
+    for url in [
+        "postgres://u:1?hunter2=1@h/d",
+        "postgres://u:1/2?hunter2=1@h/d",
+        "postgres://u:1?sslmode=hunter2@h/d",
+        "postgres://u:1?hunter2@h/d",
+    ] {
+        let failed = run(&["-d", url, "status"]).fails(2, &["invalid connection string", "%3F"]);
+        assert!(!failed.err.contains("hunter2"), "{}", failed.err);
+    }
+}
+
+#[test]
+fn an_address_names_a_server_too() {
+    let output = command("", &["status"])
+        .env("PGHOSTADDR", "127.0.0.1")
+        .env("PGPORT", "1")
+        .env_remove("PGHOST")
+        .output();
+    let failed = crate::process::Finished::from(output.expect("run"));
+    failed.fails(3, &["cannot connect to 127.0.0.1:1"]);
 }
 
 #[test]

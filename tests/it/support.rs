@@ -2,18 +2,24 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use duroxide_postgres::test_support::TestDatabase;
 use duroxide_postgres::{Builder, PostgresProvider};
 use serde_json::Value;
 use tokio_postgres::{Client, Config, NoTls};
 
-/// The server to test against.
+/// The server to test against: that of `DATABASE_URL`, or with the feature `testcontainers` a container.
 pub fn database_url() -> String {
-    std::env::var("DATABASE_URL").expect(
-        "DATABASE_URL is not set: run the tests with `scripts/with-postgres cargo test`, or point it at a PostgreSQL 14+",
-    )
+    static SERVER: LazyLock<String> = LazyLock::new(|| {
+        let find = async {
+            TestDatabase::from_env()
+                .await
+                .map(|database| database.url().to_string())
+        };
+        crate::cluster::block_on(find).unwrap_or_else(|error| panic!("{error}"))
+    });
+    SERVER.clone()
 }
 
 /// What `cargo metadata` says about this package and its dependencies, as far as this platform needs them: those of

@@ -1,5 +1,6 @@
 //! `doctor`: what is, or may become, a problem, and what fixes it.
 
+mod connections;
 mod origins;
 mod roles;
 mod schema;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use super::arguments::Doctor;
 use super::connection::Connection;
 use super::output::{Failure, Outcome, visible};
+use super::table_lock::TableLock;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Severity {
@@ -57,29 +59,82 @@ impl Finding {
     }
 }
 
-/// What cannot be checked is a finding of its own, and the rest is checked all the same. Without a server there is no rest.
-fn or_finding(
-    connection: &Connection,
-    check: &'static str,
-    checked: Result<Vec<Finding>, Failure>,
-) -> Result<Vec<Finding>, Failure> {
-    checked.or_else(|failure| {
+/// What was found so far. What cannot be checked is a finding of its own, and the rest is checked all the same.
+struct Examination<'a> {
+    connection: &'a Connection,
+    findings: Vec<Finding>,
+    /// Locks on whole tables that somebody keeps, with the checks that waited for them in vain.
+    locks: Vec<(TableLock, Vec<&'static str>)>,
+    /// Whether it was said already that there are no more connections.
+    is_crowded: bool,
+}
+
+impl Examination<'_> {
+    /// Fails without a server: there is no rest then.
+    async fn add(&mut self, check: &'static str, checked: Result<Vec<Finding>, Failure>) -> Result<(), Failure> {
+        let failure = match checked {
+            Ok(findings) => {
+                self.findings.extend(findings);
+                return Ok(());
+            }
+            Err(failure) => failure,
+        };
+        // The first connection is one more that failed where nothing else was found.
+        if failure.is_crowded() && self.connection.is_connected() {
+            if !std::mem::replace(&mut self.is_crowded, true) {
+                self.findings
+                    .push(connections::crowded(self.connection, check, &failure).await);
+            }
+            return Ok(());
+        }
         if failure.is_unreachable() {
             return Err(failure);
         }
-        let fix = format!("{} doctor # again, once that is put right", connection.command());
-        Ok(vec![Finding::new(
-            Severity::Error,
-            check,
-            format!("could not be checked: {failure}"),
-            fix,
-        )])
-    })
+        if failure.is_locked()
+            && let Some(lock) = self.connection.table_lock().await
+        {
+            match self.locks.iter_mut().find(|(known, _)| known.end == lock.end) {
+                Some((_, checks)) => checks.push(check),
+                None => self.locks.push((lock, vec![check])),
+            }
+            return Ok(());
+        }
+        let fix = format!("{} doctor # again, once that is put right", self.connection.command());
+        let message = format!("could not be checked: {failure}");
+        self.findings.push(Finding::new(Severity::Error, check, message, fix));
+        Ok(())
+    }
+
+    fn all(mut self) -> Vec<Finding> {
+        for (TableLock { who, end }, mut checks) in self.locks {
+            checks.dedup();
+            let message = format!(
+                "{who}: nodes wait for it. What could not be checked because of it: {}",
+                checks.join(", ")
+            );
+            self.findings.push(Finding::new(Severity::Error, "locks", message, end));
+        }
+        self.findings
+    }
 }
 
 pub(super) async fn run(connection: &Connection, wanted: &Doctor) -> Result<Outcome, Failure> {
-    let mut findings = server::findings(connection, wanted).await?;
-    findings.extend(or_finding(connection, "schema", schema::findings(connection).await)?);
+    let mut examination = Examination {
+        connection,
+        findings: Vec::new(),
+        locks: Vec::new(),
+        is_crowded: false,
+    };
+    let mut ended = server::examine(&mut examination, wanted).await;
+    if ended.is_ok() {
+        ended = schema::examine(&mut examination).await;
+    }
+    let mut findings = examination.all();
+    match ended {
+        // What was found before the server went away is worth knowing.
+        Err(failure) if findings.is_empty() => return Err(failure),
+        _ => {}
+    }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     let mut text = String::new();
     let mut list = Vec::new();
@@ -105,12 +160,9 @@ pub(super) async fn run(connection: &Connection, wanted: &Doctor) -> Result<Outc
         counted(warnings, "warning", "warnings")
     ));
     let json = json!({ "errors": errors, "warnings": warnings, "findings": Value::Array(list) });
-    let problem = (errors > 0).then(|| {
-        Failure::new(counted(
-            errors,
-            "thing has to be put right",
-            "things have to be put right",
-        ))
+    let problem = ended.err().or_else(|| {
+        let text = counted(errors, "thing has to be put right", "things have to be put right");
+        (errors > 0).then(|| Failure::new(text))
     });
     Ok(Outcome::new(text, json).with_problem(problem))
 }

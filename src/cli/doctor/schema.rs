@@ -2,7 +2,7 @@
 
 use super::super::connection::{Connection, Place, column};
 use super::super::output::{Failure, duration};
-use super::{Finding, Severity};
+use super::{Examination, Finding, Severity};
 use crate::deploy::{self, Drift, RELEASE, Repair, Standing};
 use crate::shell::quoted;
 
@@ -13,47 +13,51 @@ const FEW_DEAD_ROWS: i64 = 10_000;
 /// Work that waits longer than this has nobody who takes it.
 const LONG_WAIT_MS: i64 = 60_000;
 
-pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
+pub(super) async fn examine(examination: &mut Examination<'_>) -> Result<(), Failure> {
+    let connection = examination.connection;
     let command = connection.command();
     let apply = format!("{command} schema apply");
-    if let Some(role) = shut_out(connection).await? {
+    let role = match shut_out(connection).await {
+        Ok(role) => role,
+        Err(failure) => return examination.add("schema", Err(failure)).await,
+    };
+    if let Some(role) = role {
         let message = format!(
             "role {role:?} may not use the schema: it lacks USAGE on it, or EXECUTE on get_deployment. What it looks like, \
              and whether work waits, was not checked"
         );
         let fix = format!("{command} grant --for dashboard {}", quoted(&role));
-        let mut findings = vec![Finding::new(Severity::Error, "privileges", message, fix)];
-        findings.extend(privileges(connection).await?);
-        findings.extend(dead_rows(connection).await?);
-        return Ok(findings);
+        let finding = Finding::new(Severity::Error, "privileges", message, fix);
+        examination.add("privileges", Ok(vec![finding])).await?;
+        examination.add("privileges", privileges(connection).await).await?;
+        return examination.add("vacuum", dead_rows(connection).await).await;
     }
     let found = match connection.find_deployment().await {
         Ok(Some(found)) => found,
-        Ok(None) => return not_deployed(connection, apply).await,
+        Ok(None) => return examination.add("schema", not_deployed(connection, apply).await).await,
         Err(failure) => {
-            let mut findings = super::or_finding(connection, "schema", Err(failure))?;
+            examination.add("schema", Err(failure)).await?;
             // A table of another owner than the functions' is one that they may not read.
-            findings.extend(privileges(connection).await?);
-            return Ok(findings);
+            return examination.add("privileges", privileges(connection).await).await;
         }
     };
     let newer = format!(
         "cargo install duroxide-postgres --version {} --features cli",
         found.release
     );
-    let mut findings = Vec::new();
     // Whether the view is the one that this release knows.
     let mut knows_queues = true;
-    match deploy::standing(&found, &connection.schema) {
+    let of_schema = match deploy::standing(&found, &connection.schema) {
         Err(error) => {
-            return Ok(vec![Finding::new(Severity::Error, "schema", error.to_string(), newer)]);
+            let finding = Finding::new(Severity::Error, "schema", error.to_string(), newer);
+            return examination.add("schema", Ok(vec![finding])).await;
         }
         Ok(Standing::Newer) => {
             let message = format!(
                 "deployed by release {}, which is later than this one, {RELEASE}: what it looks like was not checked",
                 found.release
             );
-            findings.push(Finding::new(Severity::Note, "schema", message, newer));
+            Ok(vec![Finding::new(Severity::Note, "schema", message, newer)])
         }
         // What differs then is what the upgrade changes.
         Ok(Standing::Outdated) => {
@@ -61,20 +65,23 @@ pub(super) async fn findings(connection: &Connection) -> Result<Vec<Finding>, Fa
                 "deployed by release {}, or another build of it, migration {}; this is {RELEASE}",
                 found.release, found.migration
             );
-            findings.push(Finding::new(Severity::Error, "schema", message, apply));
+            Ok(vec![Finding::new(Severity::Error, "schema", message, apply)])
         }
-        Ok(Standing::Current) => {
-            let drift = find_drift(connection).await?;
-            knows_queues = !drift.differs_in_view(QUEUES);
-            findings.extend(differences(connection, &drift).await?);
-        }
-    }
-    findings.extend(privileges(connection).await?);
-    findings.extend(dead_rows(connection).await?);
+        Ok(Standing::Current) => match find_drift(connection).await {
+            Ok(drift) => {
+                knows_queues = !drift.differs_in_view(QUEUES);
+                differences(connection, &drift).await
+            }
+            Err(failure) => Err(failure),
+        },
+    };
+    examination.add("schema", of_schema).await?;
+    examination.add("privileges", privileges(connection).await).await?;
+    examination.add("vacuum", dead_rows(connection).await).await?;
     if knows_queues {
-        findings.extend(backlog(connection).await?);
+        examination.add("backlog", backlog(connection).await).await?;
     }
-    Ok(findings)
+    Ok(())
 }
 
 /// What there is instead. Where it is damaged, the last thing to do is to write down what is deployed.
@@ -113,7 +120,7 @@ async fn shut_out(connection: &Connection) -> Result<Option<String>, Failure> {
 }
 
 async fn find_drift(connection: &Connection) -> Result<Drift, Failure> {
-    let mut client = connection.client().await?;
+    let mut client = connection.reading().await?;
     Ok(deploy::find_drift(&mut client, &connection.schema).await?)
 }
 

@@ -8,8 +8,7 @@ use super::super::arguments::Doctor;
 use super::super::connection::{Connection, column, query_unnamed};
 use super::super::output::{Failure, duration};
 use super::origins::{Cure, Origins};
-use super::roles::{self, RUNS_NODES};
-use super::{Finding, Severity, or_finding};
+use super::{Examination, Finding, Severity, connections, roles};
 use crate::deploy::OLDEST_SERVER;
 
 /// Clocks that differ by more are worth a word: durations and timers of the application go by its own.
@@ -18,25 +17,23 @@ const CLOCK_OFFSET: Duration = Duration::from_secs(2);
 const OLD_TRANSACTION_IDS: i64 = 1_500_000_000;
 /// A pooler with a single connection lets nobody in meanwhile.
 const POOLER_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// What else is in use, beside what nodes take: who deploys, prunes and looks.
-const SPARE_CONNECTIONS: i64 = 5;
 /// How often a pooler is given the chance to show itself.
 const POOLER_ROUNDS: usize = 3;
 
-pub(super) async fn findings(connection: &Connection, wanted: &Doctor) -> Result<Vec<Finding>, Failure> {
-    let mut findings = or_finding(connection, "settings", settings(connection).await)?;
-    for (check, checked) in [
-        ("settings", roles::findings(connection).await),
-        ("clock", clock(connection).await),
-        ("pooler", pooler(connection).await),
-        ("connections", connections(connection, wanted).await),
-        ("snapshots", old_snapshots(connection, wanted.old_transaction).await),
-        ("snapshots", slots(connection, wanted.old_transaction).await),
-    ] {
-        findings.extend(or_finding(connection, check, checked)?);
-    }
-    Ok(findings)
+pub(super) async fn examine(examination: &mut Examination<'_>, wanted: &Doctor) -> Result<(), Failure> {
+    let connection = examination.connection;
+    examination.add("settings", settings(connection).await).await?;
+    examination.add("settings", roles::findings(connection).await).await?;
+    examination.add("settings", roles::timeouts(connection).await).await?;
+    examination.add("clock", clock(connection).await).await?;
+    examination.add("pooler", pooler(connection).await).await?;
+    let needed = connections::findings(connection, wanted).await;
+    examination.add("connections", needed).await?;
+    let snapshots = old_snapshots(connection, wanted.old_transaction).await;
+    examination.add("snapshots", snapshots).await?;
+    examination
+        .add("snapshots", slots(connection, wanted.old_transaction).await)
+        .await
 }
 
 async fn settings(connection: &Connection) -> Result<Vec<Finding>, Failure> {
@@ -216,75 +213,6 @@ async fn changes_process(one: &Client, two: &Client) -> Result<bool, tokio_postg
 async fn process(client: &Client) -> Result<i32, tokio_postgres::Error> {
     let rows = query_unnamed(client, "select pg_backend_pid()", &[]).await?;
     rows.first().map_or(Ok(0), |row| row.try_get(0))
-}
-
-/// What nodes take when they are busy, beside what others have now.
-async fn connections(connection: &Connection, wanted: &Doctor) -> Result<Vec<Finding>, Failure> {
-    let sql = "select current_setting('max_connections')::bigint as max, \
-                      (select s.source from pg_settings as s where s.name = 'max_connections') as source, \
-                      current_setting('superuser_reserved_connections')::bigint \
-                      + coalesce(current_setting('reserved_connections', true)::bigint, 0) as reserved, \
-                      nullif(d.datconnlimit, -1)::bigint as database_limit, quote_ident(d.datname) as database, \
-                      (select count(*) from pg_stat_activity \
-                        where usename is not null and coalesce(backend_type, 'client backend') = 'client backend') as used \
-                 from pg_database as d where d.datname = current_database()";
-    let rows = connection.query(sql, &[]).await?;
-    let Some(row) = rows.first() else {
-        return Ok(Vec::new());
-    };
-    let (max, reserved, used): (i64, i64, i64) = (column(row, "max")?, column(row, "reserved")?, column(row, "used")?);
-    let raise = |to: i64| match column::<&str>(row, "source") {
-        Ok("command line") => {
-            format!("restart the server with max_connections={to} on its command line, where it is given")
-        }
-        _ => format!("alter system set max_connections = {to}; -- and restart the server"),
-    };
-    let allowed = max - reserved;
-    let nodes = i64::from(wanted.nodes) * (i64::from(wanted.pool_size) + 1);
-    let needed = nodes + SPARE_CONNECTIONS;
-    let mut findings = Vec::new();
-    let takes = format!(
-        "{} nodes with a pool_size of {} take {nodes} connections, and {SPARE_CONNECTIONS} are for others",
-        wanted.nodes, wanted.pool_size
-    );
-    if needed > allowed {
-        let message = format!("{takes}: the server has {allowed}");
-        let fix = raise(needed + reserved);
-        findings.push(Finding::new(Severity::Error, "connections", message, fix));
-    } else if used * 100 >= allowed * 80 {
-        let severity = if used * 100 >= allowed * 95 {
-            Severity::Error
-        } else {
-            Severity::Warning
-        };
-        let message = format!("{used} of {allowed} connections are in use");
-        findings.push(Finding::new(severity, "connections", message, raise(max * 2)));
-    }
-    if let Some(limit) = column::<Option<i64>>(row, "database_limit")?
-        && needed > limit
-    {
-        let database: String = column(row, "database")?;
-        let message = format!("{takes}: database {database} is limited to {limit}");
-        let fix = format!("alter database {database} connection limit {needed};");
-        findings.push(Finding::new(Severity::Error, "connections", message, fix));
-    }
-    // Roles that nodes can run as. Limits are nothing to a superuser.
-    let sql = format!(
-        "select r.rolname::text as role, quote_ident(r.rolname) as quoted, r.rolconnlimit::bigint as role_limit \
-           from pg_roles as r \
-          where {RUNS_NODES} and r.rolconnlimit between 0 and $2 - 1 \
-          order by 1"
-    );
-    for row in &connection.query(&sql, &[&connection.schema.as_str(), &nodes]).await? {
-        let (role, limit): (String, i64) = (column(row, "role")?, column(row, "role_limit")?);
-        let message = format!("{takes}: role {role:?} is limited to {limit}");
-        let fix = format!(
-            "alter role {} connection limit {nodes};",
-            column::<String>(row, "quoted")?
-        );
-        findings.push(Finding::new(Severity::Error, "connections", message, fix));
-    }
-    Ok(findings)
 }
 
 /// What keeps vacuum from removing dead rows.

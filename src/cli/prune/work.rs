@@ -12,7 +12,8 @@ use super::signals::{INTERRUPTED, listen};
 use crate::call::Parameters;
 use crate::cli::arguments::Prune;
 use crate::cli::connection::{Connection, query_unnamed};
-use crate::cli::output::{Failure, Outcome, say};
+use crate::cli::output::{Failure, LOCKED, Outcome, say};
+use crate::cli::table_lock::TableLock;
 use crate::deploy;
 use crate::error::{NO_ROOM, TREE_CHANGED, is_retryable_state};
 
@@ -23,8 +24,6 @@ const LOCK_TIMEOUT: &str = "set local lock_timeout = '2s'";
 const BY_INDEX: &str = "set local datestyle = 'ISO, YMD'; set local timezone = 'UTC'; \
                         set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off; \
                         set local enable_hashjoin = off; set local enable_mergejoin = off; set local jit = off";
-/// Somebody has a lock.
-const LOCKED: &str = "55P03";
 const ATTEMPTS: u32 = 10;
 /// Of a batch that can be divided: the rest of it need not wait.
 const FEW_ATTEMPTS: u32 = 2;
@@ -34,18 +33,6 @@ const MOST_LISTED: usize = 100;
 /// Somebody who has locks on so many, one after the other, has them on very many: each would take its time.
 const MOST_IN_A_ROW: usize = 5;
 const RUN_AGAIN: &str = "; run it again to go on";
-/// What keeps everybody's rows from being read or deleted: a lock on a whole table, or somebody who waits for one.
-const TABLE_LOCKS: &str = "\
-    select format('%s %s %s on %s', coalesce('session ' || l.pid, 'a prepared transaction'), \
-                  case when l.granted then 'has' else 'waits for' end, l.mode, c.relname) as lock \
-      from pg_locks as l \
-      join pg_class as c on c.oid = l.relation and c.relnamespace = $1::text::regnamespace \
-     where l.locktype = 'relation' \
-       and l.database = (select d.oid from pg_database as d where d.datname = current_database()) \
-       and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') \
-       and l.pid is distinct from pg_backend_pid() \
-     order by l.granted desc, l.pid limit 1";
-
 /// A connection, progress, pauses and interruptions.
 pub(super) struct Work {
     client: ClientWrapper,
@@ -55,6 +42,7 @@ pub(super) struct Work {
     pub(super) size: i64,
     progress: ProgressBar,
     what: &'static str,
+    dry_run: bool,
     done: i64,
     interrupted: watch::Receiver<bool>,
     signals: tokio::task::JoinHandle<()>,
@@ -102,6 +90,7 @@ impl Work {
             signals,
             progress,
             what,
+            dry_run: batch.dry_run,
             done: 0,
             interrupted,
             passed_by: Vec::new(),
@@ -297,9 +286,8 @@ impl Work {
     }
 
     /// Somebody's lock on a whole table of ours.
-    async fn table_lock(&self) -> Result<Option<String>, Failure> {
-        let locks = query_unnamed(&*self.client, TABLE_LOCKS, &[&self.schema]).await;
-        let lock = locks.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
+    async fn table_lock(&self) -> Result<Option<TableLock>, Failure> {
+        let lock = TableLock::find(&self.client, &self.schema).await;
         lock.map_err(|error| self.failed(error))
     }
 
@@ -336,9 +324,9 @@ impl Work {
         self.stopped(Failure::with_code("interrupted", INTERRUPTED), RUN_AGAIN)
     }
 
-    fn table_locked(&self, lock: &str) -> Failure {
-        let failure = Failure::new(format!("{lock}, which everything here waits for"));
-        self.stopped(failure, "; run it again when that has ended")
+    fn table_locked(&self, lock: &TableLock) -> Failure {
+        let failure = Failure::new(format!("{}, which everything here waits for", lock.who));
+        self.stopped(failure, &format!("; run it again when that has ended ({})", lock.end))
     }
 
     /// There is no room for the smallest batch.
@@ -351,6 +339,10 @@ impl Work {
     }
 
     fn stopped(&self, failure: Failure, advice: &str) -> Failure {
+        if self.dry_run {
+            // Nothing was to be deleted, and nothing to go on with.
+            return failure.followed_by(&advice.replace(" to go on", ""));
+        }
         failure.followed_by(&format!(
             ". {} {} were deleted before that{advice}",
             self.done, self.what

@@ -75,3 +75,79 @@ async fn what_alter_system_cannot_change_is_changed_where_it_is() {
     patient.silent(&[]);
     patient.done().await;
 }
+
+/// Wherever they come from: what nodes get counts, and nobody else's.
+#[tokio::test]
+async fn timeouts_that_end_what_nodes_do_are_found() {
+    let patient = Patient::new().await;
+    let role = &patient.database.name;
+    patient.execute(&format!("create role {role} login")).await;
+    let number: i32 = patient
+        .database
+        .client()
+        .await
+        .query_one("select current_setting('server_version_num')::integer", &[])
+        .await
+        .expect("version")
+        .get(0);
+    let mut timeouts = vec![
+        (
+            "statement_timeout",
+            "'5s'",
+            "= 5.0 s: calls that take longer",
+            Some("'30s'"),
+        ),
+        (
+            "lock_timeout",
+            "100",
+            "= 100 ms: calls that wait for a deployment",
+            Some("'5s'"),
+        ),
+        ("idle_session_timeout", "'1h'", "= 1 h 00 m: it ends connections", None),
+    ];
+    if number >= 170_000 {
+        timeouts.push((
+            "transaction_timeout",
+            "'1.5 s'",
+            "= 1.5 s: calls that take longer",
+            Some("'1min'"),
+        ));
+    }
+    for (setting, short, says, enough) in timeouts {
+        for plant in [
+            format!("alter role {role} set {setting} = "),
+            format!("alter role {role} in database {role} set {setting} = "),
+            format!("alter database {role} set {setting} = "),
+        ] {
+            // Not of a role that runs no nodes.
+            patient.execute(&format!("drop owned by {role}; {plant}{short}")).await;
+            patient.silent(&[]);
+            run_on(patient.url(), &["grant", role]).ok();
+            let fix = format!("alter role {role} in database {role} set {setting} = 0;");
+            patient.finds(
+                &[],
+                &Fault {
+                    severity: "warning",
+                    check: "settings",
+                    says: &[&format!("role {role:?} has {setting} {says}")],
+                    fix: &fix,
+                },
+            );
+            patient.cure(&fix).await;
+            patient.silent(&[]);
+            let reset = format!("alter role {role} reset all; alter role {role} in database {role} reset all");
+            patient.execute(&reset).await;
+            if let Some(enough) = enough {
+                patient.execute(&format!("{plant}{enough}")).await;
+                patient.silent(&[]);
+            }
+            patient
+                .execute(&format!("{reset}; alter database {role} reset all"))
+                .await;
+        }
+    }
+    patient
+        .execute(&format!("drop owned by {role}; drop role {role}"))
+        .await;
+    patient.done().await;
+}

@@ -1,0 +1,24 @@
+//! Statements that wait for a lock no longer than somebody would who looks at a screen.
+
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Error, Row};
+
+/// In a transaction, and only for it: through a pooler, the next one may be on another connection, and somebody else on this.
+pub(crate) const BEGIN: &str = "begin; set local lock_timeout = '3s'";
+
+/// One statement in a transaction of its own.
+pub(crate) async fn query(
+    client: &Client,
+    sql: &str,
+    parameters: &[(&(dyn ToSql + Sync), Type)],
+) -> Result<Vec<Row>, Error> {
+    client.batch_execute(BEGIN).await?;
+    match client.query_typed(sql, parameters).await {
+        Ok(rows) => client.batch_execute("commit").await.map(|()| rows),
+        Err(error) => {
+            // However that goes: the connection is used again.
+            let _ = client.batch_execute("rollback").await;
+            Err(error)
+        }
+    }
+}

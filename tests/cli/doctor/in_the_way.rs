@@ -1,0 +1,136 @@
+//! What keeps the doctor itself from looking: the rest is looked at all the same.
+
+use super::{Fault, Patient, doctor_with, findings, found};
+use crate::process::run_on;
+use crate::support::connect;
+use crate::waiting::holder;
+
+#[tokio::test]
+async fn a_locked_table_is_found_with_its_holder() {
+    let patient = Patient::new().await;
+    let client = patient.database.client().await;
+    let (_holder, pid) = holder(client, "lock table duroxide.mailboxes").await;
+    let fix = format!("select pg_terminate_backend({pid});");
+    patient.finds(
+        &[],
+        &Fault {
+            severity: "error",
+            check: "locks",
+            says: &[
+                &format!("session {pid} has AccessExclusiveLock on mailboxes (of role postgres, application_name the holder, "),
+                "nodes wait for it. What could not be checked because of it: schema, backlog",
+            ],
+            fix: &fix,
+        },
+    );
+    // Other faults are found beside it.
+    let name = &patient.database.name;
+    patient
+        .execute(&format!("alter database {name} set synchronous_commit = off"))
+        .await;
+    let report = run_on(patient.url(), &["doctor", "--json"])
+        .fails(1, &["1 thing"])
+        .json();
+    assert_eq!(findings(&report, "settings").len(), 1, "{report:#}");
+    patient
+        .execute(&format!("alter database {name} reset synchronous_commit"))
+        .await;
+    patient.cure(&fix).await;
+    patient.silent(&[]);
+    patient.done().await;
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_a_holder_too() {
+    let patient = Patient::new().await;
+    let gid = format!("it's {}", patient.database.name).replace('\'', "''");
+    patient
+        .execute(&format!(
+            "begin; lock table duroxide.mailboxes; prepare transaction '{gid}'"
+        ))
+        .await;
+    let fix = format!("rollback prepared '{gid}';");
+    // It does not end by itself: whoever waited for it would, for ever.
+    let options = [("PGOPTIONS", "-c statement_timeout=60s")];
+    let report = doctor_with(patient.url(), &options, &["doctor", "--json"])
+        .fails(1, &["1 thing"])
+        .json();
+    let locks = findings(&report, "locks");
+    assert!(
+        locks.len() == 1
+            && locks[0].contains(&format!(
+                "prepared transaction '{gid}' has AccessExclusiveLock on mailboxes"
+            ))
+            && locks[0].ends_with(&format!(" | {fix}")),
+        "{report:#}"
+    );
+    patient.cure(&fix).await;
+    patient.silent(&[]);
+    patient.done().await;
+}
+
+#[tokio::test]
+async fn a_last_connection_is_enough() {
+    let patient = Patient::new().await;
+    let role = &patient.database.name;
+    patient
+        .execute(&format!(
+            "create role {role} login connection limit 1; grant pg_read_all_stats to {role}"
+        ))
+        .await;
+    run_on(patient.url(), &["grant", "--for", "dashboard", role]).ok();
+    let url = format!("{} user={role}", patient.url());
+    let fix = format!("alter role {role} connection limit 6;");
+    found(
+        |arguments| run_on(&url, arguments),
+        &Fault {
+            severity: "error",
+            check: "connections",
+            says: &[
+                "no second connection can be had, so that pooler could not be checked",
+                &format!("too many connections for role \"{role}\""),
+                "53300",
+            ],
+            fix: &fix,
+        },
+    );
+    patient.cure(&fix).await;
+    assert_eq!(run_on(&url, &["doctor"]).ok().out, "0 errors, 0 warnings\n");
+
+    // Others have all but one of those of the database: 17 for a node and 5 for others.
+    let client = patient.database.client().await;
+    let has = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
+    let others: i64 = client.query_one(has, &[]).await.expect("sessions").get(0);
+    drop(client);
+    assert_eq!(others, 0, "of this test alone");
+    let mut others = Vec::new();
+    for _ in 0..21 {
+        others.push(connect(patient.url()).await);
+    }
+    others[0]
+        .batch_execute(&format!("alter database {role} connection limit 22"))
+        .await
+        .expect("limit");
+    let fix = format!("alter database {role} connection limit 27;");
+    found(
+        |arguments| run_on(&url, arguments),
+        &Fault {
+            severity: "error",
+            check: "connections",
+            says: &[&format!("too many connections for database \"{role}\"")],
+            fix: &fix,
+        },
+    );
+    others[0].batch_execute(&fix).await.expect("cure");
+    assert_eq!(run_on(&url, &["doctor"]).ok().out, "0 errors, 0 warnings\n");
+    drop(others);
+
+    // Without the first there is nothing.
+    patient.execute(&format!("alter role {role} connection limit 0")).await;
+    let failed = run_on(&url, &["doctor"]).fails(3, &["too many connections for role"]);
+    assert_eq!(failed.out, "");
+    patient
+        .execute(&format!("drop owned by {role}; drop role {role}"))
+        .await;
+    patient.done().await;
+}
