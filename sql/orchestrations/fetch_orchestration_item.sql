@@ -54,6 +54,10 @@ declare
     v_cached_executions bigint[];
     v_cached_events     bigint[];
     v_box               text;
+    v_version           bigint;
+    v_due               timestamptz;
+    v_head              bigint;
+    v_head_due          timestamptz;
     v_ids               bigint[];
     v_until             timestamptz;
     v_has_start         boolean;
@@ -75,25 +79,60 @@ begin
         v_now := clock_timestamp();
         -- The first lockable mailboxes, of the version that waits longest first. Nothing but the locked rows is read
         -- here: what else there is of an instance, only a snapshot taken under the locks shows.
-        select array_agg(b.instance_id), array_agg(b.lease is not null), array_agg(b.history_epoch),
-               array_agg(case when b.cached_by = p_node then b.cached_execution_id end), array_agg(b.cached_event_id)
-          into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events
-          from (select b.*
-                  from (select h.version
-                          from mailbox_heads(p_min_version, p_max_version) as h
-                         where h.available_at <= v_now
-                         order by h.available_at) as v
-                 cross join lateral (
-                       select m.instance_id, m.lease, m.history_epoch,
-                              m.cached_by, m.cached_execution_id, m.cached_event_id
-                         from mailboxes as m
-                        where m.pinned_version = v.version
-                          and m.available_at <= v_now
-                          and m.available_at < 'infinity'
-                        order by m.available_at
-                        limit v_wanted
-                          for update skip locked) as b
-                 limit v_wanted) as b;
+        v_boxes := null;
+        if v_wanted = 1 then
+            -- The usual case, in small statements: the version that waits longest, then its first mailbox.
+            v_head_due := 'infinity';
+            v_version := -2;
+            loop
+                select m.pinned_version, m.available_at
+                  into v_version, v_due
+                  from mailboxes as m
+                 where m.pinned_version > v_version
+                   and m.pinned_version <= p_max_version
+                   and m.available_at < 'infinity'
+                 order by m.pinned_version, m.available_at
+                 limit 1;
+                exit when not found;
+                if v_due < v_head_due and (v_version = -1 or v_version >= p_min_version) then
+                    v_head := v_version;
+                    v_head_due := v_due;
+                end if;
+                v_version := greatest(v_version, p_min_version - 1);
+            end loop;
+            exit when v_head_due > v_now;
+            select array[m.instance_id], array[m.lease is not null], array[m.history_epoch],
+                   array[case when m.cached_by = p_node then m.cached_execution_id end], array[m.cached_event_id]
+              into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events
+              from mailboxes as m
+             where m.pinned_version = v_head
+               and m.available_at <= v_now
+               and m.available_at < 'infinity'
+             order by m.available_at
+             limit 1
+               for update skip locked;
+        end if;
+        if v_boxes is null then
+            select array_agg(b.instance_id), array_agg(b.lease is not null), array_agg(b.history_epoch),
+                   array_agg(case when b.cached_by = p_node then b.cached_execution_id end), array_agg(b.cached_event_id)
+              into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events
+              from (select b.*
+                      from (select h.version
+                              from mailbox_heads(p_min_version, p_max_version) as h
+                             where h.available_at <= v_now
+                             order by h.available_at) as v
+                     cross join lateral (
+                           select m.instance_id, m.lease, m.history_epoch,
+                                  m.cached_by, m.cached_execution_id, m.cached_event_id
+                             from mailboxes as m
+                            where m.pinned_version = v.version
+                              and m.available_at <= v_now
+                              and m.available_at < 'infinity'
+                            order by m.available_at
+                            limit v_wanted
+                              for update skip locked) as b
+                     limit v_wanted) as b;
+        end if;
         exit when v_boxes is null;
 
         -- The clock is read again under the locks: what became visible meanwhile belongs to these turns.
