@@ -5,6 +5,8 @@ use tokio_postgres::{Client, Error, Row};
 
 /// In a transaction, and only for it: through a pooler, the next one may be on another connection, and somebody else on this.
 pub(crate) const BEGIN: &str = "begin; set local lock_timeout = '3s'";
+/// The same, in a transaction that has begun.
+pub(crate) const LIMIT: &str = "set local lock_timeout = '3s'";
 
 /// One statement in a transaction of its own.
 pub(crate) async fn query(

@@ -122,6 +122,7 @@ async fn running(connection: &Connection, instance: &str) -> Result<(Client, boo
             )));
         }
         Ok(_) => true,
+        Err(error) if error.is_retryable() => return Err(Failure::from(error)),
         Err(error) => match enqueued(&provider, instance).await {
             Some(_) => false,
             None => return Err(Failure::from(error)),

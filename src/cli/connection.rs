@@ -30,8 +30,6 @@ pub(super) struct Connection {
     transactions: OnceCell<bool>,
     /// Dropped, it would close the connections, which may still be needed to find out why a call failed.
     provider: OnceCell<PostgresProvider>,
-    /// Whether whoever asks for a client gets it in a transaction.
-    is_reader: bool,
 }
 
 /// A schema without a deployment.
@@ -62,38 +60,10 @@ impl Connection {
             schema,
             transactions: OnceCell::new(),
             provider: OnceCell::new(),
-            is_reader: false,
         })
     }
 
-    /// For a command that compares the schema: its client waits for locks only briefly.
-    pub(super) fn for_reading(mut self) -> Self {
-        self.is_reader = true;
-        self
-    }
-
     pub(super) async fn client(&self) -> Result<Pooled, Failure> {
-        if self.is_reader {
-            return self.reading().await;
-        }
-        self.plain().await
-    }
-
-    /// A connection in a transaction that waits for locks only briefly. Whoever begins one on it goes on in that; so the end of
-    /// theirs is its end.
-    pub(super) async fn reading(&self) -> Result<Pooled, Failure> {
-        let client = self.plain().await?;
-        match client.batch_execute(limited::BEGIN).await {
-            Ok(()) => Ok(client),
-            Err(error) => {
-                // A pooler that refuses ends the connection, sooner or later: nobody else shall get it.
-                drop(client.take());
-                Err(deploy::no_transaction(error).into())
-            }
-        }
-    }
-
-    async fn plain(&self) -> Result<Pooled, Failure> {
         let client = self.pool.get(self.pool.wait()).await;
         Ok(client.map_err(deploy::call_failed)?)
     }
@@ -101,12 +71,12 @@ impl Connection {
     /// A pooler in statement mode knows none, so that nothing can be limited there.
     async fn knows_transactions(&self) -> Result<bool, Failure> {
         let known = self.transactions.get_or_try_init(|| async {
-            let client = self.plain().await?;
+            let client = self.client().await?;
             let begun = client.batch_execute("begin").await;
             match begun {
                 Ok(()) => client.batch_execute("rollback").await.map_err(deploy::database)?,
                 Err(error) if deploy::is_statement_mode(&error) => {
-                    // As above.
+                    // It ends the connection, sooner or later: nobody else shall get it.
                     drop(client.take());
                     return Ok(false);
                 }
@@ -124,7 +94,7 @@ impl Connection {
 
     /// Somebody's lock on a whole table of ours, as far as can be told.
     pub(super) async fn table_lock(&self) -> Option<TableLock> {
-        let client = self.plain().await.ok()?;
+        let client = self.client().await.ok()?;
         TableLock::find(&client, &self.schema.quoted()).await.ok()?
     }
 
@@ -146,7 +116,7 @@ impl Connection {
 
     /// A connection that nobody else uses, not even afterwards.
     pub(super) async fn session(&self) -> Result<ClientWrapper, Failure> {
-        self.plain().await.map(Pooled::take)
+        self.client().await.map(Pooled::take)
     }
 
     /// Calls wait for locks only briefly.
@@ -195,7 +165,7 @@ impl Connection {
 
     /// What is there instead of a deployment.
     pub(super) async fn place(&self) -> Result<Place, Failure> {
-        let client = self.plain().await?;
+        let client = self.client().await?;
         if let Some(lost) = deploy::lost(&**client, &self.schema).await? {
             return Ok(Place::Damaged(lost));
         }
@@ -220,7 +190,7 @@ impl Connection {
     /// A statement of our own, about the catalogs or the views. Waits for locks only briefly.
     pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
         let limited = self.knows_transactions().await?;
-        let client = self.plain().await?;
+        let client = self.client().await?;
         let found = if limited {
             limited::query(&client, sql, &typed(parameters)).await
         } else {

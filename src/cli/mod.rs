@@ -70,10 +70,7 @@ async fn run(arguments: &Arguments) -> Result<Outcome, Failure> {
         Command::Grant(grant) if grant.sql => return grant::sql(&arguments.schema, grant),
         _ => {}
     }
-    let connection = match &arguments.command {
-        Command::Schema(SchemaCommand::Verify) => Connection::open(arguments)?.for_reading(),
-        _ => Connection::open(arguments)?,
-    };
+    let connection = Connection::open(arguments)?;
     match act_on(&connection, arguments).await {
         Err(failure) => Err(connection.blame(failure).await),
         done => done,

@@ -15,6 +15,7 @@ pub(super) async fn enqueued(provider: &PostgresProvider, instance: &str) -> Opt
 pub(super) async fn begun(provider: &PostgresProvider, instance: &str) -> Result<InstanceInfo, Failure> {
     match provider.get_instance_info(instance).await {
         Ok(info) => Ok(info),
+        Err(error) if error.is_retryable() => Err(Failure::from(error)),
         Err(error) => Err(match enqueued(provider, instance).await {
             Some(start) => Failure::new(not_begun(instance, &start)),
             None => Failure::from(error),

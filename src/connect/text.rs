@@ -21,12 +21,27 @@ pub(super) fn parse(text: &str) -> Result<Parameters, String> {
     key_values(text)
 }
 
+/// Parameters whose values may well have an `@`.
+const WITH_AT: [&str; 11] = [
+    "application_name",
+    "dbname",
+    "fallback_application_name",
+    "host",
+    "options",
+    "passfile",
+    "password",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "user",
+];
+
 /// `user:password@host:port,host:port/database?key=value&key=value`, everything optional.
 fn url(text: &str) -> Result<Parameters, String> {
     let mut parameters = Parameters::new();
     let (text, query) = match text.split_once('?') {
         // Not if it is part of a password that should have been encoded: then there is no telling.
-        Some((before, query)) if !before.contains('@') && hides_host(query) => {
+        Some((_, query)) if hides_host(query) => {
             return Err(
                 "a `?` in a user name or password has to be written as %3F, and an `@` in a parameter as %40"
                     .to_string(),
@@ -79,12 +94,11 @@ fn url(text: &str) -> Result<Parameters, String> {
     Ok(parameters)
 }
 
-/// Whether what comes after the first `?` may be the rest of a password and the host: there is an `@` elsewhere than in a role's
-/// name, which may well have one.
+/// Whether what comes after the first `?` may be the rest of a password and the host: there is an `@` elsewhere than in a
+/// parameter that may well have one.
 fn hides_host(query: &str) -> bool {
-    query
-        .split('&')
-        .any(|pair| pair.contains('@') && !pair.starts_with("user="))
+    let may_have_one = |pair: &str| pair.split_once('=').is_some_and(|(key, _)| WITH_AT.contains(&key));
+    query.split('&').any(|pair| pair.contains('@') && !may_have_one(pair))
 }
 
 fn insert_if_any(parameters: &mut Parameters, key: &str, value: String) {
@@ -204,7 +218,14 @@ mod tests {
             pairs(&[("dbname", "d"), ("host", "/run/pg"), ("user", "u")])
         );
         assert_eq!(parsed("postgres:///d?host=/run/pg&port=7").len(), 3);
-        assert_eq!(parsed("postgres://h/d?user=u@server").len(), 3);
+        for parameter in [
+            "user=u@server",
+            "application_name=me@corp",
+            "password=p@ss",
+            "sslrootcert=/home/me@corp/ca.pem",
+        ] {
+            assert_eq!(parsed(&format!("postgres://h/d?{parameter}")).len(), 3, "{parameter}");
+        }
         assert_eq!(parsed("postgres://"), []);
         // A later @ belongs to the host, an earlier one to the user, as Azure writes them.
         assert_eq!(
@@ -237,6 +258,7 @@ mod tests {
             "=hunter2",
             "postgres://u:hunter2?@h",
             "postgres://u:1?hunter2=1@h/d",
+            "postgres://u@server:1?hunter2=1@h/d",
             "postgres://u:1/2?hunter2=1@h/d",
             "postgres://u:1?hunter2=1&a=2@h/d",
             "postgres://u:p@[::1/hunter2",

@@ -214,6 +214,10 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
 #[cfg(feature = "cli")]
 pub(crate) async fn find_drift(client: &mut Client, schema: &SchemaName) -> Result<Drift, Error> {
     let transaction = client.transaction().await.map_err(no_transaction)?;
+    transaction
+        .batch_execute(crate::limited::LIMIT)
+        .await
+        .map_err(database)?;
     let mut drift = find_drift_within(&transaction, schema).await?;
     if drift.extra.iter().any(|object| object.starts_with("function ")) {
         let rows = transaction

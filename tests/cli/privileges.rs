@@ -181,3 +181,36 @@ async fn a_schema_of_somebody_else_is_theirs_to_close() {
         assert_eq!(report["grants"], json!([revoke]));
     }
 }
+
+/// A role that runs nodes and lost the function that tells so has too little, not too much.
+#[tokio::test]
+async fn a_node_without_its_most_important_function_is_not_told_to_give_up_the_rest() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let (client, name) = (schema.client().await, &schema.name);
+    let role = format!("{name}_node");
+    client
+        .batch_execute(&format!("create role {role}"))
+        .await
+        .expect("role");
+    cli(&schema, &["grant", &role]).ok();
+    client
+        .batch_execute(&format!(
+            "revoke execute on function fetch_orchestration_item from {role}"
+        ))
+        .await
+        .expect("revoke");
+    let report = cli(&schema, &["schema", "verify", "--json"]).fails(1, &[]).json();
+    let problems = report["grants"].to_string();
+    assert!(
+        problems.contains("lacks EXECUTE on fetch_orchestration_item"),
+        "{report:#}"
+    );
+    assert!(!problems.contains("revoke"), "{report:#}");
+    cli(&schema, &["grant", &role]).ok();
+    cli(&schema, &["schema", "verify"]).ok();
+    client
+        .batch_execute(&format!("drop owned by {role}; drop role {role}"))
+        .await
+        .expect("role");
+}

@@ -68,8 +68,7 @@ async fn what_has_not_begun_is_deleted_by_force() {
     for _ in 0..2 {
         store.enqueue_for_orchestrator(start("i"), None).await.expect("enqueue");
         as_role("runtime", &["show", "i"]).fails(1, &[NOT_BEGUN]);
-        // It may not look, and does not guess.
-        as_role("cleanup", &["delete", "i"]).fails(1, &["nothing was deleted", "\"i\" not found"]);
+        as_role("cleanup", &["delete", "i"]).fails(1, &["nothing was deleted", NOT_BEGUN, "--force"]);
         let deleted = as_role("cleanup", &["delete", "i", "--force", "--json"]).ok().json();
         assert_eq!((&deleted["instances"], &deleted["messages"]), (&0.into(), &1.into()));
         as_role("cleanup", &["delete", "i", "--force"]).fails(1, &["nothing was deleted", "\"i\" not found"]);

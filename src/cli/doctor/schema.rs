@@ -120,8 +120,13 @@ async fn shut_out(connection: &Connection) -> Result<Option<String>, Failure> {
 }
 
 async fn find_drift(connection: &Connection) -> Result<Drift, Failure> {
-    let mut client = connection.reading().await?;
-    Ok(deploy::find_drift(&mut client, &connection.schema).await?)
+    let mut client = connection.client().await?;
+    let found = deploy::find_drift(&mut client, &connection.schema).await;
+    if found.is_err() {
+        // A pooler that refuses ends the connection, sooner or later: nobody else shall get it.
+        drop(client.take());
+    }
+    Ok(found?)
 }
 
 async fn differences(connection: &Connection, drift: &Drift) -> Result<Vec<Finding>, Failure> {
