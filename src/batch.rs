@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::{Instrument, Span, debug};
 
@@ -100,6 +101,7 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
                 let turn = Turn {
                     line: Arc::clone(&self.line),
                     inner: Arc::clone(inner),
+                    passed_on: false,
                 };
                 let call = async move {
                     // Those whom one answer set free act in step: whoever is ready comes along.
@@ -270,6 +272,8 @@ impl<T: Request, R: Send + 'static> State<T, R> {
 struct Turn<T: Request, R: Send + 'static> {
     line: Arc<Line<T, R>>,
     inner: Arc<Inner>,
+    /// Those who wait have it, but there is nobody to carry it out yet.
+    passed_on: bool,
 }
 
 impl<T: Request, R: Send + 'static> Turn<T, R> {
@@ -281,19 +285,13 @@ impl<T: Request, R: Send + 'static> Turn<T, R> {
         drop(self);
         answers.into_iter().next()
     }
-}
 
-impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {
-    fn drop(&mut self) {
-        let next = {
-            let mut state = self.line.lock();
-            state.carried = None;
-            if state.waiting.is_empty() {
-                state.busy = false;
-                return;
-            }
-            state.next_call()
-        };
+    /// Makes a call for those who wait.
+    async fn together(mut self) {
+        // Those who were just answered are often back at once: then they come along, instead of taking turns with the others.
+        tokio::task::yield_now().await;
+        self.passed_on = false;
+        let next = self.line.lock().next_call();
         let mut callers = Vec::new();
         let items = next.len();
         let (requests, senders): (Vec<_>, Vec<_>) = next
@@ -304,24 +302,40 @@ impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {
                 (waiting.request, waiting.answer)
             })
             .unzip();
+        if requests.is_empty() {
+            return;
+        }
         let batch = telemetry::batch(self.line.operation, items, &callers);
         drop(callers);
+        let call = (self.line.call)(Arc::clone(&self.inner), requests);
+        let answers = call.instrument(batch).await;
+        for (sender, answer) in senders.into_iter().zip(answers) {
+            // Whoever went away does not want to know.
+            let _ = sender.send(answer);
+        }
+    }
+}
+
+impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {
+    fn drop(&mut self) {
+        // Without a runtime, or with one that ends, nothing is carried out: dropping their places tells those who wait.
+        let runtime = Handle::try_current().ok().filter(|_| !self.passed_on);
+        let mut state = self.line.lock();
+        state.carried = None;
+        let Some(runtime) = runtime.filter(|_| !state.waiting.is_empty()) else {
+            state.busy = false;
+            let nobody = std::mem::take(&mut state.waiting);
+            drop(state);
+            drop(nobody);
+            return;
+        };
+        drop(state);
         let turn = Self {
             line: Arc::clone(&self.line),
             inner: Arc::clone(&self.inner),
+            passed_on: true,
         };
-        let carried_out = async move {
-            let call = (turn.line.call)(Arc::clone(&turn.inner), requests);
-            let answers = call.instrument(batch).await;
-            for (sender, answer) in senders.into_iter().zip(answers) {
-                // Whoever went away does not want to know.
-                let _ = sender.send(answer);
-            }
-        };
-        // Without a runtime nothing is carried out: dropping the senders tells those who wait.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(carried_out);
-        }
+        runtime.spawn(turn.together());
     }
 }
 

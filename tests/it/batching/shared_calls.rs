@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 
 use super::{
     ACTIVITIES, ACTIVITY_ACKS, CALLERS, FETCH_TURNS, MESSAGES, SINK, TURN_ACKS, Turn, World, ack_activity, ack_first,
-    instances, senders, sorted, together,
+    begin, instances, senders, sorted, together,
 };
 use crate::fixtures::{self, Ack, LOCK, activity, create, event, named, raised, start, started, turn};
 
@@ -244,4 +244,29 @@ async fn turns_that_send_to_very_many_instances_share_a_call() {
         messages += turn(&*world.provider, LOCK).await.0.messages.len();
     }
     assert_eq!(messages, CALLERS * (EACH + CALLERS - 1));
+}
+
+/// Whoever was just answered and calls again at once goes with those who waited meanwhile, instead of taking turns with them.
+#[tokio::test]
+async fn who_comes_back_at_once_goes_with_those_who_waited() {
+    let world = World::new().await;
+    let enqueue = |names: &'static [&'static str]| {
+        let provider = world.provider.clone();
+        async move {
+            for name in names {
+                let sent = provider.enqueue_for_orchestrator(start(name), None).await;
+                sent.expect("enqueue");
+            }
+        }
+    };
+    let before = world.proxy.calls_of(MESSAGES);
+    let mut held = world.proxy.hold_answer_of(MESSAGES);
+    let busy = tokio::spawn(enqueue(&["first", "again"]));
+    held.wait().await;
+    let mut waiting = Box::pin(enqueue(&["waiting"]));
+    assert!(begin(waiting.as_mut()).await.is_pending(), "the line is free");
+    held.release();
+    waiting.await;
+    busy.await.expect("no panic");
+    assert_eq!(world.proxy.calls_of(MESSAGES), before + 2);
 }
