@@ -4,8 +4,6 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row};
 
 /// In a transaction, and only for it: through a pooler, the next one may be on another connection, and somebody else on this.
-pub(crate) const BEGIN: &str = "begin; set local lock_timeout = '3s'";
-/// The same, in a transaction that has begun.
 pub(crate) const LIMIT: &str = "set local lock_timeout = '3s'";
 
 /// One statement in a transaction of its own.
@@ -14,7 +12,7 @@ pub(crate) async fn query(
     sql: &str,
     parameters: &[(&(dyn ToSql + Sync), Type)],
 ) -> Result<Vec<Row>, Error> {
-    client.batch_execute(BEGIN).await?;
+    client.batch_execute(&format!("begin; {LIMIT}")).await?;
     match client.query_typed(sql, parameters).await {
         Ok(rows) => client.batch_execute("commit").await.map(|()| rows),
         Err(error) => {
