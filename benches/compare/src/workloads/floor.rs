@@ -1,49 +1,17 @@
-//! What the server itself can do: the least that a durable commit and a round trip cost.
+//! What the server itself can do, by `pgbench`: durable commits, round trips, and the turns that its functions allow.
 
-use std::sync::Arc;
+use std::io::Write as _;
+use std::process::Stdio;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use async_trait::async_trait;
-use duroxide::providers::ProviderError;
-use tokio_postgres::{Client, Statement};
+use tokio::process::Command;
 
-use super::calls::load_of;
 use super::{Chart, Metric, Point, Shape, Workload};
-use crate::candidates::Candidate;
+use crate::candidates::{Candidate, Store};
 use crate::cli::Scale;
 use crate::context::Context;
-use crate::load::{self, Recorder, Work};
 use crate::record::Outcome;
-use crate::server;
-
-/// A connection for each caller, and a statement prepared on it.
-struct Statements {
-    connections: Vec<(Client, Statement)>,
-}
-
-#[async_trait]
-impl Work for Statements {
-    async fn once(&self, caller: usize, _round: u64, recorder: &Recorder) {
-        let (client, statement) = &self.connections[caller];
-        let call = async {
-            let executed = client.execute(statement, &[]).await;
-            executed.map_err(|error| ProviderError::permanent("statement", error.to_string()))
-        };
-        if recorder.call("statement", call).await.is_some() {
-            recorder.done();
-        }
-    }
-}
-
-async fn statements(context: &Context<'_>, callers: usize, sql: &str) -> Result<Arc<Statements>> {
-    let mut connections = Vec::new();
-    for _ in 0..callers {
-        let client = server::connect(context.url).await?;
-        let statement = client.prepare(sql).await?;
-        connections.push((client, statement));
-    }
-    Ok(Arc::new(Statements { connections }))
-}
 
 pub struct Floor;
 
@@ -54,9 +22,10 @@ impl Workload for Floor {
     }
 
     fn about(&self) -> &'static str {
-        "What the server can do at best, without any provider: transactions of one insert of a tiny row into a table with a \
-         primary key, and round trips of `select 1`, each on as many connections, with prepared statements. A turn needs at \
-         least two durable commits (enqueue and ack), an activity as well."
+        "What the server can do at best, by `pgbench` with prepared statements and as many connections. *Durable commits*: one \
+         insert of a tiny row into a table with a primary key. *Round trips*: `select 1`. *Least turns*: what every turn needs, \
+         two such commits (enqueue and ack) and a round trip (fetch), and nothing else. *Turns by pgbench*: the turn of *Turns* with \
+         the functions of duroxide-postgres, called one by one: no batching, and hardly any client."
     }
 
     fn points(&self, scale: &Scale) -> Vec<Point> {
@@ -67,10 +36,9 @@ impl Workload for Floor {
         const {
             &[
                 Metric::higher("rate", "durable commits/s"),
-                Metric::lower("commit_p50_ms", "commit p50, ms"),
-                Metric::lower("commit_p99_ms", "commit p99, ms"),
                 Metric::higher("round_trips", "round trips/s"),
-                Metric::lower("round_trip_p50_ms", "round trip p50, ms"),
+                Metric::higher("least_turns", "least turns/s"),
+                Metric::higher("turns", "turns by pgbench/s"),
             ]
         }
     }
@@ -91,34 +59,92 @@ impl Workload for Floor {
     }
 
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
-        let schema = context.store.place();
+        let schema = format!("\"{}\"", context.store.place());
+        Store::existing(Candidate::Postgres, context.url, context.store.place())
+            .deploy()
+            .await?;
         let server = context.server;
         server
             .execute(&format!(
-                "create schema \"{schema}\";
-                 create table \"{schema}\".rows (id bigint generated always as identity primary key, n int not null)"
+                "create table {schema}.rows (id bigint generated always as identity primary key, n int not null)"
             ))
             .await
             .context("cannot create a table")?;
-        let load = load_of(context.scale, point.count(), context.scale.window(0.2));
-        let insert = format!("insert into \"{schema}\".rows (n) values (1)");
-        let work = statements(context, point.count(), &insert).await?;
-        let mut commits = load::run(load, work, None).await;
-        let work = statements(context, point.count(), "select 1").await?;
-        let load = load_of(context.scale, point.count(), context.scale.window(0.1));
-        let mut trips = load::run(load, work, None).await;
+        let connections = point.count();
+        let insert = format!("insert into {schema}.rows (n) values (1);\n");
+        let trip = "select 1;\n";
 
-        let mut outcome = Outcome {
-            errors: commits.errors + trips.errors,
-            error: commits.error.clone().or(trips.error.clone()),
-            cut: commits.cut || trips.cut,
-            ..Outcome::default()
-        };
-        outcome.set("rate", commits.rate());
-        outcome.set("commit_p50_ms", commits.percentile_ms("statement", 50.0));
-        outcome.set("commit_p99_ms", commits.percentile_ms("statement", 99.0));
-        outcome.set("round_trips", trips.rate());
-        outcome.set("round_trip_p50_ms", trips.percentile_ms("statement", 50.0));
+        let mut outcome = Outcome::default();
+        outcome.set("rate", pgbench(context, connections, &insert).await?.rate);
+        outcome.set("round_trips", pgbench(context, connections, trip).await?.rate);
+        let least = format!("{insert}{trip}{insert}");
+        outcome.set("least_turns", pgbench(context, connections, &least).await?.rate);
+
+        let turn = include_str!("turn.sql").replace("SCHEMA", &schema);
+        let done = pgbench(context, connections, &turn).await?;
+        // A script that finds every turn taken by others ends without one.
+        let turns = format!("select count(*) from {schema}.instances");
+        let turns: i64 = server.client().query_one(&turns, &[]).await?.get(0);
+        outcome.set("turns", done.rate * turns as f64 / done.scripts);
         Ok(outcome)
+    }
+}
+
+/// What pgbench did.
+#[derive(Debug, PartialEq)]
+struct Done {
+    scripts: f64,
+    /// How many of them a second.
+    rate: f64,
+}
+
+async fn pgbench(context: &Context<'_>, connections: usize, script: &str) -> Result<Done> {
+    let mut file = tempfile::NamedTempFile::new().context("a file for pgbench's script")?;
+    file.write_all(script.as_bytes())?;
+    let seconds = context.scale.window(0.3).as_secs().max(1);
+    let output = Command::new("pgbench")
+        .args(["--no-vacuum", "--protocol", "prepared"])
+        .args(["--client", &connections.to_string()])
+        .args(["--jobs", &connections.min(2).to_string()])
+        .args(["--time", &seconds.to_string(), "--file"])
+        .arg(file.path())
+        .arg(context.url)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .context("cannot start pgbench, which is installed beside the server's programs")?;
+    match done(&String::from_utf8_lossy(&output.stdout)) {
+        Some(done) if output.status.success() => Ok(done),
+        _ => bail!("pgbench failed: {}", String::from_utf8_lossy(&output.stderr).trim()),
+    }
+}
+
+/// Read from what pgbench prints.
+fn done(printed: &str) -> Option<Done> {
+    let figure = |name: &str| {
+        let line = printed.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    Some(Done {
+        scripts: figure("number of transactions actually processed: ")?,
+        rate: figure("tps = ")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read_from_what_pgbench_prints() {
+        let printed = "number of transactions actually processed: 8930\nnumber of failed transactions: 0 (0.000%)\n\
+                       latency average = 0.112 ms\ntps = 8924.5 (without initial connection time)\n";
+        let expected = Done {
+            scripts: 8930.0,
+            rate: 8924.5,
+        };
+        assert_eq!(done(printed), Some(expected));
+        assert_eq!(done("pgbench: error"), None);
     }
 }
