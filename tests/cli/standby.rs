@@ -1,6 +1,6 @@
 //! A server that does not write: which one to name instead.
 
-use crate::cluster::{Cluster, Options, have};
+use crate::cluster::{Cluster, Options, have, have_copies};
 use crate::process::run_on;
 use crate::support::connect;
 
@@ -8,7 +8,7 @@ const ADVICE: [&str; 3] = ["standby", "read-only", "target_session_attrs=read-wr
 
 #[tokio::test]
 async fn a_standby_is_called_one() {
-    if !have("initdb") || !have("pg_basebackup") {
+    if !have("initdb") || !have_copies() {
         return;
     }
     let primary = Cluster::start(&Options::default());
