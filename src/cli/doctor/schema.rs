@@ -243,11 +243,13 @@ async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// Messages wait for the start of their instance, which may never come. Only the owner can tell.
+/// Messages wait for the start of their instance, which may never come. Only the owner can tell. Where it has come, they wait
+/// for a node, as everything does.
 fn never_started(connection: &Connection) -> String {
     let schema = connection.schema.quoted();
     format!(
         "select q.instance_id, count(*) from {schema}.orchestrator_queue as q where not exists \
-         (select from {schema}.instances as i where i.instance_id = q.instance_id) group by 1;"
+         (select from {schema}.instances as i where i.instance_id = q.instance_id) group by 1 \
+         having not bool_or(q.kind = 's');"
     )
 }
