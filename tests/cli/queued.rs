@@ -69,6 +69,8 @@ async fn what_has_not_begun_is_deleted_by_force() {
         store.enqueue_for_orchestrator(start("i"), None).await.expect("enqueue");
         as_role("runtime", &["show", "i"]).fails(1, &[NOT_BEGUN]);
         as_role("cleanup", &["delete", "i"]).fails(1, &["nothing was deleted", NOT_BEGUN, "--force"]);
+        let hint = format!("ask the owner for: duroxide-postgres --schema {name} grant ROLE");
+        as_role("cleanup", &["cancel", "i"]).fails(1, &["(SQLSTATE 42501)", &hint]);
         let deleted = as_role("cleanup", &["delete", "i", "--force", "--json"]).ok().json();
         assert_eq!((&deleted["instances"], &deleted["messages"]), (&0.into(), &1.into()));
         as_role("cleanup", &["delete", "i", "--force"]).fails(1, &["nothing was deleted", "\"i\" not found"]);
