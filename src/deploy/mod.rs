@@ -126,7 +126,7 @@ pub(crate) async fn read(caller: &Caller, schema: &SchemaName) -> Result<Option<
     }
 }
 
-fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
+pub(crate) fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
     Ok(Deployment {
         migration: row.try_get::<_, Option<i32>>("migration")?.unwrap_or(0),
         release: row.try_get("release")?,
