@@ -4,6 +4,7 @@ use super::super::connection::{Connection, Place, column};
 use super::super::output::{Failure, duration};
 use super::{Examination, Finding, Severity};
 use crate::deploy::{self, Drift, RELEASE, Repair, Standing};
+use crate::error::ErrorKind;
 use crate::shell::quoted;
 
 /// The view that says whether work waits.
@@ -43,13 +44,21 @@ pub(super) async fn examine(examination: &mut Examination<'_>) -> Result<(), Fai
     };
     let newer = format!(
         "cargo install duroxide-postgres --version {} --features cli",
-        found.release
+        quoted(&found.release)
     );
     // Whether the view is the one that this release knows.
     let mut knows_queues = true;
     let of_schema = match deploy::standing(&found, &connection.schema) {
         Err(error) => {
-            let finding = Finding::new(Severity::Error, "schema", error.to_string(), newer);
+            let finding = |fix: String| Finding::new(Severity::Error, "schema", error.to_string(), fix);
+            let finding = match error.kind() {
+                // No release of that name can be had. What is deployed is written down anew, unless a later one's migrations
+                // show.
+                ErrorKind::Schema => {
+                    finding(format!("delete from {}.deployment;", connection.schema.quoted())).then(apply)
+                }
+                _ => finding(newer),
+            };
             return examination.add("schema", Ok(vec![finding])).await;
         }
         Ok(Standing::Newer) => {
