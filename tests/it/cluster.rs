@@ -186,6 +186,8 @@ pub fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> T {
 pub struct Options<'a> {
     /// Lines of `postgresql.conf`.
     pub settings: &'a str,
+    /// Settings of its command line.
+    pub arguments: &'a [&'a str],
     /// Lines of `pg_hba.conf`; connections by the socket are trusted before them.
     pub authentication: &'a str,
     /// More files of its data directory.
@@ -247,7 +249,7 @@ impl Cluster {
                 options.settings
             ),
         );
-        let keeper = folder.keep("QUIT", "postgres", &["-D", &data]);
+        let keeper = folder.keep("QUIT", "postgres", &[&["-D", &data], options.arguments].concat());
         let cluster = Self { folder, port, keeper };
         let url = cluster.admin_url();
         block_on(async {
