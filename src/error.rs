@@ -2,7 +2,7 @@
 //!
 //! SQL functions raise SQLSTATEs (see `sql/README.md`); this module is the only place that gives
 //! them a meaning. Nothing matches message text, but for the command, which looks for the SQLSTATE that
-//! [`describe`] ends with.
+//! [`describe`] ends with, and takes an error without one for that of a connection.
 
 use std::error::Error as StdError;
 use std::fmt;
