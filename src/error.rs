@@ -2,7 +2,7 @@
 //!
 //! SQL functions raise SQLSTATEs (see `sql/README.md`); this module is the only place that gives
 //! them a meaning. Nothing matches message text, but for the command, which looks for the SQLSTATE that
-//! [`describe`] ends with.
+//! [`describe`] ends with, and takes an error without one for that of a connection.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -18,6 +18,8 @@ pub(crate) const LEASE_LOST: &str = "DX001";
 pub(crate) const TREE_CHANGED: &str = "DX006";
 /// Out of shared memory, or of another: what a transaction needs grows with what it deletes.
 pub(crate) const NO_ROOM: &str = "53200";
+/// How it begins where there was no connection.
+pub(crate) const NO_CONNECTION: &str = "no connection to PostgreSQL";
 
 /// Why a provider could not be set up, closed or probed.
 ///
@@ -306,7 +308,7 @@ fn is_conversion(error: &tokio_postgres::Error) -> bool {
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoConnection(error) => write!(f, "no connection to PostgreSQL: {error}"),
+            Self::NoConnection(error) => write!(f, "{NO_CONNECTION}: {error}"),
             Self::Statement(error) => f.write_str(&describe_call(error)),
             Self::TimedOut => f.write_str("PostgreSQL did not answer in time; the call may still take effect"),
             Self::Closed => f.write_str("the provider is closed"),

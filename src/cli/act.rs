@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::arguments::Raise;
 use super::connection::{Connection, column};
-use super::output::{Failure, LOCKED, Outcome, has_code, has_state, say};
+use super::output::{Failure, Outcome, has_state, say};
 use super::queued::{self, enqueued};
 use super::shell::quoted;
 use crate::PostgresProvider;
@@ -123,7 +123,7 @@ async fn running(connection: &Connection, instance: &str) -> Result<(Client, boo
         }
         Ok(_) => true,
         Err(error) if error.is_retryable() => return Err(Failure::from(error)),
-        Err(error) => match enqueued(&provider, instance).await {
+        Err(error) => match enqueued(&provider, instance).await? {
             Some(_) => false,
             None => return Err(Failure::from(error)),
         },
@@ -142,10 +142,8 @@ async fn wake(connection: &Connection) {
 }
 
 fn failure(error: ClientError) -> Failure {
-    let text = error.to_string();
-    if has_code(&text, LOCKED) {
-        Failure::locked(text)
-    } else {
-        Failure::new(text)
+    match error {
+        ClientError::Provider(error) => Failure::from(error),
+        error => Failure::new(error.to_string()),
     }
 }

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use duroxide::providers::ProviderError;
 use serde_json::Value;
 
-use crate::error::{Error, ErrorKind, describe};
+use crate::deploy::STANDBY;
+use crate::error::{Error, ErrorKind, NO_CONNECTION, describe};
 
 /// Somebody has a lock, and keeps it.
 pub(super) const LOCKED: &str = "55P03";
@@ -212,6 +213,13 @@ impl From<ProviderError> for Failure {
             Self::privilege(error.message)
         } else if has_state(&error, LOCKED) {
             Self::locked(error.message)
+        } else if has_state(&error, "25006") {
+            Self::new(format!("{}. {STANDBY}", error.message))
+        } else if error.is_retryable()
+            && (error.message.starts_with(NO_CONNECTION) || !error.message.contains("(SQLSTATE "))
+        {
+            // Without a word of the server: it is the connection.
+            Self::unreachable(error.message)
         } else {
             Self::new(error.message)
         }

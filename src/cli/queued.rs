@@ -2,13 +2,18 @@
 
 use duroxide::providers::{DeleteInstanceResult, InstanceInfo, ProviderAdmin, ProviderError};
 
-use super::output::{Failure, duration};
+use super::output::{Failure, duration, has_state};
 use crate::PostgresProvider;
 use crate::instances::QueuedStart;
 
-/// The start of an instance that waits in the queue. None too if this role may not look.
-pub(super) async fn enqueued(provider: &PostgresProvider, instance: &str) -> Option<QueuedStart> {
-    provider.inner.get_queued_messages(instance).await.ok().flatten()
+/// The start of an instance that waits in the queue. None too if this role may not look, or there is nothing to look with:
+/// then nobody can say more than that it was not found.
+pub(super) async fn enqueued(provider: &PostgresProvider, instance: &str) -> Result<Option<QueuedStart>, Failure> {
+    match provider.inner.get_queued_messages(instance).await {
+        Ok(start) => Ok(start),
+        Err(failure) if ["42501", "42883"].iter().any(|state| has_state(&failure.error, state)) => Ok(None),
+        Err(failure) => Err(Failure::from(failure.error)),
+    }
 }
 
 /// An instance that has begun. Of one that is only enqueued, says so.
@@ -16,7 +21,7 @@ pub(super) async fn begun(provider: &PostgresProvider, instance: &str) -> Result
     match provider.get_instance_info(instance).await {
         Ok(info) => Ok(info),
         Err(error) if error.is_retryable() => Err(Failure::from(error)),
-        Err(error) => Err(match enqueued(provider, instance).await {
+        Err(error) => Err(match enqueued(provider, instance).await? {
             Some(start) => Failure::new(not_begun(instance, &start)),
             None => Failure::from(error),
         }),
@@ -32,7 +37,7 @@ pub(super) async fn delete(
 ) -> Result<DeleteInstanceResult, Failure> {
     let failed = |failure: Failure| failure.preceded_by("nothing was deleted: ");
     if !force {
-        return Err(failed(match enqueued(provider, instance).await {
+        return Err(failed(match enqueued(provider, instance).await.map_err(failed)? {
             Some(start) => Failure::new(format!(
                 "{}. Delete it all the same with --force",
                 not_begun(instance, &start)

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use serde_json::json;
+use tokio_postgres::Client;
 
 use super::connection::{Connection, Place, column};
 use super::output::{Failure, Outcome, ask, say, visible};
 use crate::deploy::{self, Applied, Deployment, Kept, RELEASE, Standing};
 use crate::error::ErrorKind;
+use crate::limited;
 use crate::schema_name::SchemaName;
 
 pub(super) fn sql(schema: &str, from: i32) -> Result<Outcome, Failure> {
@@ -35,7 +37,7 @@ pub(super) async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
         }
         applied => applied?,
     };
-    let Deployment { release, migration, .. } = connection.deployment().await?;
+    let Deployment { release, migration, .. } = deployed(&session, connection).await?;
     let text = match applied {
         Applied::Deployed => format!("schema {name:?}: release {RELEASE} is deployed, migration {migration}"),
         Applied::Unchanged => {
@@ -54,6 +56,16 @@ pub(super) async fn apply(connection: &Connection) -> Result<Outcome, Failure> {
         "migration": migration,
     });
     Ok(Outcome::new(text, json))
+}
+
+/// What is deployed now. Read where it was deployed: there may be no second connection to be had.
+async fn deployed(session: &Client, connection: &Connection) -> Result<Deployment, Failure> {
+    let sql = format!("select * from {}.get_deployment()", connection.schema.quoted());
+    let rows = limited::query(session, &sql, &[]).await.map_err(deploy::database)?;
+    match rows.first() {
+        Some(row) => Ok(deploy::decode(row).map_err(deploy::database)?),
+        None => Err(connection.not_deployed().await?),
+    }
 }
 
 /// Says on stderr what is waited for.

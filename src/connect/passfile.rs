@@ -14,13 +14,19 @@ pub(super) enum LookUp {
     Nothing,
     /// Others may read it, so that it does not count.
     Ignored,
+    /// It is something else, as `/dev/null` is, by which people say that there is none.
+    NotAFile,
 }
 
 pub(super) fn look_up(file: &Path, wanted: [&str; 4]) -> io::Result<LookUp> {
+    let metadata = fs::metadata(file)?;
+    if !metadata.is_file() {
+        return Ok(LookUp::NotAFile);
+    }
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        if fs::metadata(file)?.permissions().mode() & 0o077 != 0 {
+        if metadata.permissions().mode() & 0o077 != 0 {
             warn!(file = %file.display(), "the password file is ignored: others may read it; its mode should be 0600");
             return Ok(LookUp::Ignored);
         }

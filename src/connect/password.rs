@@ -103,7 +103,9 @@ pub(super) async fn find(
                     "the password file {name} has no line for {}:{port}:{database}:{}",
                     request.host, request.user
                 ))),
-                Err(error) => Err(format!("the password file {name} cannot be read: {error}")),
+                Ok(LookUp::NotAFile) => Ok(Found::But(format!("the password file {name} is not a file"))),
+                // No reason not to connect where no password is asked for.
+                Err(error) => Ok(Found::But(format!("the password file {name} cannot be read: {error}"))),
             }
         }
         _ => Ok(Found::Nothing),

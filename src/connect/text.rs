@@ -51,6 +51,13 @@ fn url(text: &str) -> Result<Parameters, String> {
         None => (text, ""),
     };
     let (authority, database) = text.split_once('/').unwrap_or((text, ""));
+    // It may be the end of a password, and what comes before the `/` its beginning, taken for a host and port.
+    if database.contains('@') {
+        return Err(
+            "a `/` in a user name or password has to be written as %2F, and an `@` in the name of a database as %40"
+                .to_string(),
+        );
+    }
     let hosts = match authority.rsplit_once('@') {
         None => authority,
         Some((credentials, hosts)) => {
@@ -226,6 +233,10 @@ mod tests {
         ] {
             assert_eq!(parsed(&format!("postgres://h/d?{parameter}")).len(), 3, "{parameter}");
         }
+        assert_eq!(
+            parsed("postgres://h/a%40b%2Fc"),
+            pairs(&[("dbname", "a@b/c"), ("host", "h")])
+        );
         assert_eq!(parsed("postgres://"), []);
         // A later @ belongs to the host, an earlier one to the user, as Azure writes them.
         assert_eq!(
@@ -262,6 +273,9 @@ mod tests {
             "postgres://u:1/2?hunter2=1@h/d",
             "postgres://u:1?hunter2=1&a=2@h/d",
             "postgres://u:p@[::1/hunter2",
+            "postgres://u:12345/hunter2@h/d",
+            "postgres://u:p@server:1/hunter2@h/d",
+            "postgres://hunter2/1@h",
             "postgres://h/d?hunter2",
             "postgres://%ff:hunter2@h",
         ] {

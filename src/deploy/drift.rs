@@ -35,6 +35,22 @@ pub(crate) struct Change {
     pub(crate) found: String,
 }
 
+#[cfg(feature = "cli")]
+impl Change {
+    /// Whether it is a function as it should be, but that PUBLIC may execute it.
+    pub(super) fn only_opens(&self) -> bool {
+        let (found, expected) = (self.found.rsplit_once(" | "), self.expected.rsplit_once(" | "));
+        let (Some((found, body)), Some((expected, expected_body))) = (found, expected) else {
+            return false;
+        };
+        // What kind of function it is comes last, and its name and types, which can contain anything, before.
+        let closed = found
+            .rsplit_once(" PUBLIC")
+            .map(|(before, after)| format!("{before}{after}"));
+        self.name.starts_with("function ") && body == expected_body && closed.as_deref() == Some(expected)
+    }
+}
+
 impl Drift {
     pub(crate) fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.extra.is_empty() && self.changed.is_empty()
@@ -320,6 +336,11 @@ mod tests {
         let drift = compare(expected, &lines(actual));
         assert_eq!(drift.changed_names(), ["function f", "function g"]);
         assert_eq!(drift.open_to_public(), ["f"]);
+        // A revoke is enough for what differs in nothing else.
+        let opened = |found: &str| compare(expected, &lines(found)).changed[0].only_opens();
+        assert!(opened("function f(p text) returns void | sql PUBLIC | 1"));
+        assert!(!opened("function f(p text) returns void | sql PUBLIC | 3"));
+        assert!(!opened(actual));
     }
 
     #[test]

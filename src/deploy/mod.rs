@@ -60,6 +60,9 @@ pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// The oldest release whose processes the functions of this one still serve.
 const SERVES_FROM: &str = "0.1.0";
 pub(crate) const OLDEST_SERVER: i32 = 140_000;
+/// What to do where nothing can be written.
+pub(crate) const STANDBY: &str = "This server is a standby, or read-only: name the primary, or all hosts and \
+     target_session_attrs=read-write, which finds it";
 
 /// What is deployed in a schema.
 pub(crate) struct Deployment {
@@ -123,7 +126,7 @@ pub(crate) async fn read(caller: &Caller, schema: &SchemaName) -> Result<Option<
     }
 }
 
-fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
+pub(crate) fn decode(row: &Row) -> Result<Deployment, tokio_postgres::Error> {
     Ok(Deployment {
         migration: row.try_get::<_, Option<i32>>("migration")?.unwrap_or(0),
         release: row.try_get("release")?,
@@ -296,11 +299,7 @@ pub(crate) fn no_transaction(error: tokio_postgres::Error) -> Error {
 
 /// Nothing can be written here.
 fn read_only(error: tokio_postgres::Error) -> Error {
-    let text = format!(
-        "{}. This server is a standby, or read-only: name the primary, or all hosts and target_session_attrs=read-write, \
-         which finds it",
-        describe_call(&error)
-    );
+    let text = format!("{}. {STANDBY}", describe_call(&error));
     Error::new(ErrorKind::Database, text).caused_by(error)
 }
 

@@ -112,6 +112,7 @@ fn describe(change: &Change) -> String {
     let Change { name, expected, found } = change;
     let rest = |line: &str| line.strip_prefix(name.as_str()).unwrap_or(line).trim().to_string();
     match name.split(' ').next() {
+        Some("function") if change.only_opens() => format!("PUBLIC has EXECUTE on {name}"),
         Some("function") => format!("changed: {name}"),
         _ if found.ends_with(" INVALID") => format!("invalid: {name}"),
         _ => format!(
@@ -309,6 +310,9 @@ impl Place<'_> {
             ),
             "index" if found.ends_with(" INVALID") && found.strip_suffix(" INVALID") == Some(expected.as_str()) => {
                 format!("reindex index concurrently {};", self.named(name))
+            }
+            "function" if change.only_opens() => {
+                format!("revoke execute on function {} from public;", self.named(name))
             }
             // Once it is gone, it is missing.
             "index" => format!("drop index concurrently {};", self.named(name)),

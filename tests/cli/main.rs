@@ -4,6 +4,7 @@ mod act;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/cluster.rs"]
 mod cluster;
+mod cut;
 mod database;
 mod details;
 mod doctor;

@@ -48,6 +48,22 @@ async fn a_superuser_deploys_as_the_owner_of_the_schema() {
     }
 }
 
+/// Nothing but the one connection that deploys is needed to say what was deployed.
+#[tokio::test]
+async fn one_connection_is_enough_to_deploy() {
+    let database = Database::create().await;
+    let role = database.name.clone();
+    let created = format!(
+        "create role {role} login password '{role}' connection limit 1; grant create, temporary on database {role} to {role}"
+    );
+    database.client().await.batch_execute(&created).await.expect("role");
+    for says in ["is deployed, migration", "nothing was changed"] {
+        let applied = run_on(&database.url_as(&role), &["schema", "apply"]).ok();
+        assert!(applied.out.contains(says), "{}", applied.out);
+    }
+    database.drop_with(&[&role]).await;
+}
+
 /// Who cannot become the owner is told so.
 #[tokio::test]
 async fn who_cannot_become_the_owner_does_not_deploy() {

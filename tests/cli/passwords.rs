@@ -50,4 +50,31 @@ fn where_there_is_none_it_says_why() {
     let none = format!("has no line for {HOST}:{}:postgres:postgres", SERVER.cluster.port);
     let failed = run(Some(&other)).fails(3, &[&says[..], &[&none]].concat());
     assert!(!failed.err.contains(PASSWORD), "{}", failed.err);
+
+    // There is no file.
+    for (file, why) in [
+        ("/dev/null", "is not a file"),
+        ("/nonexistent/pgpass", "cannot be read: No such file"),
+    ] {
+        let failed = run(Some(Path::new(file))).fails(3, &[&says[..], &[why]].concat());
+        assert!(!failed.err.contains("chmod"), "{}", failed.err);
+    }
+}
+
+/// To those who are not asked for a password, the file is nothing: so it is to libpq.
+#[test]
+fn a_password_file_that_nobody_needs_may_be_missing() {
+    let server = &crate::pooler::SERVER;
+    let unreadable = server.client_file("");
+    std::fs::write(&unreadable, b"\xff:*:*:*:x\n").expect("write");
+    for file in [
+        Path::new("/dev/null"),
+        Path::new("/nonexistent/pgpass"),
+        Path::new("/"),
+        &unreadable,
+    ] {
+        let mut command = command(&server.admin_url(), &["--schema", "nothing_here", "schema", "version"]);
+        command.env_remove("PGPASSWORD").env("PGPASSFILE", file);
+        Finished::from(command.output().expect("run")).fails(1, &["there is no schema \"nothing_here\""]);
+    }
 }

@@ -69,6 +69,8 @@ async fn what_has_not_begun_is_deleted_by_force() {
         store.enqueue_for_orchestrator(start("i"), None).await.expect("enqueue");
         as_role("runtime", &["show", "i"]).fails(1, &[NOT_BEGUN]);
         as_role("cleanup", &["delete", "i"]).fails(1, &["nothing was deleted", NOT_BEGUN, "--force"]);
+        let hint = format!("ask the owner for: duroxide-postgres --schema {name} grant ROLE");
+        as_role("cleanup", &["cancel", "i"]).fails(1, &["(SQLSTATE 42501)", &hint]);
         let deleted = as_role("cleanup", &["delete", "i", "--force", "--json"]).ok().json();
         assert_eq!((&deleted["instances"], &deleted["messages"]), (&0.into(), &1.into()));
         as_role("cleanup", &["delete", "i", "--force"]).fails(1, &["nothing was deleted", "\"i\" not found"]);
@@ -88,13 +90,46 @@ async fn the_guide_finds_what_has_not_begun() {
     for item in [start("i"), start("begun"), crate::fixtures::raised("nobody", "x")] {
         store.enqueue_for_orchestrator(item, None).await.expect("enqueue");
     }
+    assert_eq!(
+        found_by_guide(&schema, "select q.instance_id, q.visible_at, ").await,
+        ["i"]
+    );
+}
+
+/// What it says to delete is what nobody started: an instance that has not begun is somebody's work.
+#[tokio::test]
+async fn the_guide_finds_what_was_never_started() {
+    let schema = TestSchema::new();
+    let store = schema.provider().await;
+    create(&*store, "begun").await;
+    let to = |instance| crate::fixtures::raised(instance, "x");
+    for item in [start("new"), to("new"), to("begun"), to("nobody"), to("later")] {
+        store.enqueue_for_orchestrator(item, None).await.expect("enqueue");
+    }
+    let later = Some(Duration::from_secs(3600));
+    store
+        .enqueue_for_orchestrator(start("later"), later)
+        .await
+        .expect("enqueue");
+    const QUERY: &str = "select q.instance_id, count(*), min(q.visible_at) from";
+    // They may be ahead of their start.
+    assert_eq!(found_by_guide(&schema, QUERY).await, Vec::<String>::new());
+    let client = schema.client().await;
+    let aged = "update orchestrator_queue set visible_at = visible_at - interval '90 minutes'";
+    client.batch_execute(aged).await.expect(aged);
+    assert_eq!(found_by_guide(&schema, QUERY).await, ["nobody"]);
+    cli(&schema, &["delete", "--force", "nobody"]).ok();
+    assert_eq!(found_by_guide(&schema, QUERY).await, Vec::<String>::new());
+}
+
+/// The instances that a query of the guide finds, by how it begins.
+async fn found_by_guide(schema: &TestSchema, query: &str) -> Vec<String> {
     let guide = include_str!("../../docs/operators-guide.md");
-    let from = guide.find("select q.instance_id, q.visible_at, ").expect("a query");
+    let from = guide.find(query).expect(query);
     let (query, _) = guide[from..].split_once(';').expect("its end");
     let query = query.replace("duroxide.", &format!("{}.", schema.name));
     let rows = connect(&schema.url).await.query(&query, &[]).await.expect(&query);
-    let found: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
-    assert_eq!(found, ["i"]);
+    rows.iter().map(|row| row.get(0)).collect()
 }
 
 /// The message is there: whoever fails would send it again.

@@ -1,6 +1,10 @@
 //! A server that does not write: which one to name instead.
 
-use crate::cluster::{Cluster, Options, have};
+use duroxide::providers::Provider;
+use duroxide_postgres::PostgresProvider;
+
+use crate::cluster::{Cluster, Options, have, have_copies};
+use crate::fixtures::{create, start};
 use crate::process::run_on;
 use crate::support::connect;
 
@@ -8,12 +12,18 @@ const ADVICE: [&str; 3] = ["standby", "read-only", "target_session_attrs=read-wr
 
 #[tokio::test]
 async fn a_standby_is_called_one() {
-    if !have("initdb") || !have("pg_basebackup") {
+    if !have("initdb") || !have_copies() {
         return;
     }
     let primary = Cluster::start(&Options::default());
     run_on(&primary.admin_url(), &["schema", "apply"]).ok();
     primary.execute("create role app");
+    let store = PostgresProvider::connect(&primary.admin_url()).await.expect("deployed");
+    create(&store, "i").await;
+    store
+        .enqueue_for_orchestrator(start("new"), None)
+        .await
+        .expect("enqueue");
     let standby = Cluster::start(&Options {
         primary: Some(&primary),
         ..Options::default()
@@ -27,6 +37,15 @@ async fn a_standby_is_called_one() {
         let failed = run_on(&standby.admin_url(), arguments).fails(1, &ADVICE);
         assert!(failed.err.contains("SQLSTATE 0A000"), "{}", failed.err);
         assert_eq!(failed.out, "");
+    }
+    for arguments in [
+        &["cancel", "i"][..],
+        &["raise", "i", "go"],
+        &["delete", "i", "--force"],
+        &["delete", "new", "--force"],
+    ] {
+        let failed = run_on(&standby.admin_url(), arguments).fails(1, &ADVICE);
+        assert_eq!(failed.out, "", "{arguments:?}");
     }
     // What only reads works.
     run_on(&standby.admin_url(), &["schema", "version"]).ok();

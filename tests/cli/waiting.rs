@@ -1,9 +1,10 @@
 //! Nothing that only looks waits for somebody's lock for ever: it says who has it.
 
+use duroxide::providers::Provider;
 use tokio_postgres::Client;
 
 use crate::cluster::{Pooler, have};
-use crate::fixtures::create;
+use crate::fixtures::{create, start};
 use crate::process::{cli, run_on};
 use crate::support::TestSchema;
 
@@ -54,6 +55,31 @@ async fn who_has_a_table_is_named() {
     cli(&schema, &["status"]).ok();
     cli(&schema, &["schema", "verify"]).ok();
     cli(&schema, &["show", "i"]).ok();
+}
+
+/// Whether it is there cannot be told, and is not said to be.
+#[tokio::test]
+async fn what_waits_in_a_locked_queue_is_not_called_missing() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    provider
+        .enqueue_for_orchestrator(start("i"), None)
+        .await
+        .expect("enqueue");
+    let (holder, pid) = holder(schema.client().await, "lock table orchestrator_queue").await;
+    let says = format!("session {pid} has AccessExclusiveLock on orchestrator_queue");
+    for arguments in [
+        &["show", "i"][..],
+        &["history", "i"],
+        &["cancel", "i"],
+        &["raise", "i", "go"],
+        &["delete", "i"],
+    ] {
+        let failed = cli(&schema, arguments).fails(1, &["(SQLSTATE 55P03)", &says]);
+        assert!(!failed.err.contains("not found"), "{arguments:?}: {}", failed.err);
+    }
+    holder.batch_execute("commit").await.expect("commit");
+    cli(&schema, &["show", "i"]).fails(1, &["has been enqueued, but has not begun"]);
 }
 
 /// Locks that keep nobody from reading are nobody's business.

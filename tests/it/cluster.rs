@@ -38,11 +38,39 @@ pub fn program(name: &str) -> Option<PathBuf> {
 pub fn have(name: &str) -> bool {
     let found = program(name).is_some();
     if !found {
-        let advice = format!("{name} is not installed on this machine");
-        assert!(env::var_os("CI").is_none(), "{advice}");
-        eprintln!("SKIPPED, NOTHING WAS TESTED: {advice}");
+        skipped(&format!("{name} is not installed on this machine"));
     }
     found
+}
+
+/// Whether a server can be copied: pg_basebackup knows no later releases than its own, and may be another one's where that
+/// of the server is not installed. Skipped as [`have`] does.
+pub fn have_copies() -> bool {
+    if !have("postgres") || !have("pg_basebackup") {
+        return false;
+    }
+    let (server, copier) = (major("postgres"), major("pg_basebackup"));
+    if copier < server {
+        skipped(&format!(
+            "pg_basebackup {copier} cannot copy a server of release {server}"
+        ));
+    }
+    copier >= server
+}
+
+fn skipped(why: &str) {
+    assert!(env::var_os("CI").is_none(), "{why}");
+    eprintln!("SKIPPED, NOTHING WAS TESTED: {why}");
+}
+
+/// The release of a program of PostgreSQL: the first number of what it says, "18beta1" included.
+fn major(name: &str) -> u32 {
+    let output = Command::new(program(name).expect(name)).arg("--version").output();
+    let text = String::from_utf8(output.expect(name).stdout).expect("UTF-8");
+    let digits = text
+        .split(|c: char| !c.is_ascii_digit())
+        .find(|digits| !digits.is_empty());
+    digits.expect("a version").parse().expect("a number")
 }
 
 /// A folder of a process that runs as somebody who is not root.
@@ -158,6 +186,8 @@ pub fn block_on<T: Send>(future: impl Future<Output = T> + Send) -> T {
 pub struct Options<'a> {
     /// Lines of `postgresql.conf`.
     pub settings: &'a str,
+    /// Settings of its command line.
+    pub arguments: &'a [&'a str],
     /// Lines of `pg_hba.conf`; connections by the socket are trusted before them.
     pub authentication: &'a str,
     /// More files of its data directory.
@@ -219,7 +249,7 @@ impl Cluster {
                 options.settings
             ),
         );
-        let keeper = folder.keep("QUIT", "postgres", &["-D", &data]);
+        let keeper = folder.keep("QUIT", "postgres", &[&["-D", &data], options.arguments].concat());
         let cluster = Self { folder, port, keeper };
         let url = cluster.admin_url();
         block_on(async {

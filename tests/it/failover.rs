@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use duroxide::providers::Provider;
 use duroxide_postgres::{ErrorKind, PostgresProvider};
 
-use crate::cluster::{Cluster, Options, have};
+use crate::cluster::{Cluster, Options, have_copies};
 use crate::fixtures::{self, Ack, LOCK, start};
 use crate::support::{TestSchema, connect};
 
@@ -27,7 +27,7 @@ fn url(servers: &[&Cluster]) -> String {
 /// The primary dies while a turn runs; its ack arrives at the one that takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_survives_a_failover() {
-    if !have("pg_basebackup") {
+    if !have_copies() {
         return;
     }
     let options = Options {

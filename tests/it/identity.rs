@@ -152,7 +152,7 @@ async fn a_password_file_is_looked_up_for_every_connection() {
 
     std::fs::remove_file(&file).expect("remove");
     let error = builder().connect().await.expect_err("no file");
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Connect, "{error}");
     assert!(error.to_string().contains(&file.display().to_string()), "{error}");
 }
 

@@ -20,21 +20,36 @@ pub(super) async fn crowded(connection: &Connection, check: &str, failure: &Fail
 
 /// What makes room: where the limit is that was reached.
 async fn room(connection: &Connection) -> Result<String, Failure> {
-    let sql = "select case when r.rolconnlimit between 0 and s.of_role \
+    let sql = "select case when r.rolconnlimit between 0 and u.of_role \
                            then format('alter role %I connection limit %s;', r.rolname, r.rolconnlimit + $1) \
-                           when d.datconnlimit between 0 and s.of_database \
+                           when d.datconnlimit between 0 and u.of_database \
                            then format('alter database %I connection limit %s;', d.datname, d.datconnlimit + $1) \
-                           else format('alter system set max_connections = %s; -- and restart the server', \
-                                       current_setting('max_connections')::bigint * 2) end as fix \
+                           end as fix, \
+                      s.setting::bigint as max, s.source \
                  from pg_roles as r \
+                 join pg_settings as s on s.name = 'max_connections' \
                  join pg_database as d on d.datname = current_database() \
                 cross join lateral (select count(*) filter (where a.usesysid = r.oid) as of_role, \
                                            count(*) filter (where a.datid = d.oid) as of_database \
-                                      from pg_stat_activity as a) as s \
+                                      from pg_stat_activity as a) as u \
                 where r.rolname = session_user";
-    match connection.query(sql, &[&SPARE_CONNECTIONS]).await?.first() {
-        Some(row) => column(row, "fix"),
-        None => Err(Failure::new("the server does not know this role")),
+    let rows = connection.query(sql, &[&SPARE_CONNECTIONS]).await?;
+    let Some(row) = rows.first() else {
+        return Err(Failure::new("the server does not know this role"));
+    };
+    match column(row, "fix")? {
+        Some(fix) => Ok(fix),
+        None => Ok(raise(column(row, "source")?, column::<i64>(row, "max")? * 2)),
+    }
+}
+
+/// What raises max_connections. `source`: where it comes from.
+fn raise(source: &str, to: i64) -> String {
+    match source {
+        "command line" => {
+            format!("restart the server with max_connections={to} on its command line, where it is given")
+        }
+        _ => format!("alter system set max_connections = {to}; -- and restart the server"),
     }
 }
 
@@ -53,12 +68,7 @@ pub(super) async fn findings(connection: &Connection, wanted: &Doctor) -> Result
         return Ok(Vec::new());
     };
     let (max, reserved, used): (i64, i64, i64) = (column(row, "max")?, column(row, "reserved")?, column(row, "used")?);
-    let raise = |to: i64| match column::<&str>(row, "source") {
-        Ok("command line") => {
-            format!("restart the server with max_connections={to} on its command line, where it is given")
-        }
-        _ => format!("alter system set max_connections = {to}; -- and restart the server"),
-    };
+    let source: &str = column(row, "source")?;
     let allowed = max - reserved;
     let nodes = i64::from(wanted.nodes) * (i64::from(wanted.pool_size) + 1);
     let needed = nodes + SPARE_CONNECTIONS;
@@ -69,7 +79,7 @@ pub(super) async fn findings(connection: &Connection, wanted: &Doctor) -> Result
     );
     if needed > allowed {
         let message = format!("{takes}: the server has {allowed}");
-        let fix = raise(needed + reserved);
+        let fix = raise(source, needed + reserved);
         findings.push(Finding::new(Severity::Error, "connections", message, fix));
     } else if used * 100 >= allowed * 80 {
         let severity = if used * 100 >= allowed * 95 {
@@ -78,7 +88,7 @@ pub(super) async fn findings(connection: &Connection, wanted: &Doctor) -> Result
             Severity::Warning
         };
         let message = format!("{used} of {allowed} connections are in use");
-        findings.push(Finding::new(severity, "connections", message, raise(max * 2)));
+        findings.push(Finding::new(severity, "connections", message, raise(source, max * 2)));
     }
     if let Some(limit) = column::<Option<i64>>(row, "database_limit")?
         && needed > limit

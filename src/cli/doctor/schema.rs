@@ -4,6 +4,7 @@ use super::super::connection::{Connection, Place, column};
 use super::super::output::{Failure, duration};
 use super::{Examination, Finding, Severity};
 use crate::deploy::{self, Drift, RELEASE, Repair, Standing};
+use crate::error::ErrorKind;
 use crate::shell::quoted;
 
 /// The view that says whether work waits.
@@ -43,13 +44,21 @@ pub(super) async fn examine(examination: &mut Examination<'_>) -> Result<(), Fai
     };
     let newer = format!(
         "cargo install duroxide-postgres --version {} --features cli",
-        found.release
+        quoted(&found.release)
     );
     // Whether the view is the one that this release knows.
     let mut knows_queues = true;
     let of_schema = match deploy::standing(&found, &connection.schema) {
         Err(error) => {
-            let finding = Finding::new(Severity::Error, "schema", error.to_string(), newer);
+            let finding = |fix: String| Finding::new(Severity::Error, "schema", error.to_string(), fix);
+            let finding = match error.kind() {
+                // No release of that name can be had. What is deployed is written down anew, unless a later one's migrations
+                // show.
+                ErrorKind::Schema => {
+                    finding(format!("delete from {}.deployment;", connection.schema.quoted())).then(apply)
+                }
+                _ => finding(newer),
+            };
             return examination.add("schema", Ok(vec![finding])).await;
         }
         Ok(Standing::Newer) => {
@@ -243,11 +252,13 @@ async fn backlog(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     Ok(findings)
 }
 
-/// Messages wait for the start of their instance, which may never come. Only the owner can tell.
+/// Messages wait for the start of their instance, which may never come. Only the owner can tell. Where it has come, they wait
+/// for a node, as everything does.
 fn never_started(connection: &Connection) -> String {
     let schema = connection.schema.quoted();
     format!(
         "select q.instance_id, count(*) from {schema}.orchestrator_queue as q where not exists \
-         (select from {schema}.instances as i where i.instance_id = q.instance_id) group by 1;"
+         (select from {schema}.instances as i where i.instance_id = q.instance_id) group by 1 \
+         having not bool_or(q.kind = 's');"
     )
 }

@@ -1,6 +1,7 @@
 //! What keeps the doctor itself from looking: the rest is looked at all the same.
 
 use super::{Fault, Patient, doctor_with, findings, found};
+use crate::cluster::{Cluster, Options};
 use crate::process::run_on;
 use crate::support::connect;
 use crate::waiting::holder;
@@ -66,6 +67,34 @@ async fn a_prepared_transaction_is_a_holder_too() {
     );
     patient.cure(&fix).await;
     patient.silent(&[]);
+    patient.done().await;
+}
+
+/// What is given on the command line, ALTER SYSTEM does not change.
+#[tokio::test]
+async fn room_is_made_where_the_limit_comes_from() {
+    let server = Cluster::start(&Options {
+        arguments: &["-c", "max_connections=20"],
+        ..Options::default()
+    });
+    let patient = Patient::on(&server).await;
+    let role = &patient.database.name;
+    patient
+        .execute(&format!("create role {role} login; grant pg_read_all_stats to {role}"))
+        .await;
+    run_on(patient.url(), &["grant", "--for", "dashboard", role]).ok();
+    let url = format!("{} user={role}", patient.url());
+    // Three are for superusers alone: one is left.
+    let mut others = Vec::new();
+    for _ in 0..16 {
+        others.push(connect(&url).await);
+    }
+    let report = run_on(&url, &["doctor", "--json"]).fails(1, &[]).json();
+    let found = findings(&report, "connections");
+    let crowded = found.iter().find(|finding| finding.contains("no second connection"));
+    let fix = " | restart the server with max_connections=40 on its command line, where it is given";
+    assert!(crowded.is_some_and(|finding| finding.ends_with(fix)), "{report:#}");
+    drop(others);
     patient.done().await;
 }
 

@@ -84,6 +84,39 @@ async fn what_a_later_release_deployed_is_not_overwritten_without_its_record() {
     patient.done().await;
 }
 
+/// There is no such release to install.
+#[tokio::test]
+async fn a_record_that_names_no_release_is_written_again() {
+    let patient = Patient::new().await;
+    patient.execute("update deployment set release = 'unknown; #'").await;
+    let fix = format!("delete from \"duroxide\".deployment;\n{APPLY}");
+    patient.finds(
+        &[],
+        &Fault {
+            severity: "error",
+            check: "schema",
+            says: &["names no release that deployed it (\"unknown; #\")"],
+            fix: &fix,
+        },
+    );
+    patient.cure(&fix).await;
+    patient.silent(&[]);
+    // One that can be had is.
+    patient
+        .execute("update deployment set release = '99.0.0', serves_from = '98.0.0'")
+        .await;
+    patient.finds(
+        &[],
+        &Fault {
+            severity: "error",
+            check: "schema",
+            says: &["was deployed by release 99.0.0"],
+            fix: "cargo install duroxide-postgres --version 99.0.0 --features cli",
+        },
+    );
+    patient.done().await;
+}
+
 /// As after pg_restore of the one table: identity and its sequence are not part of it.
 #[tokio::test]
 async fn numbers_of_a_restored_table_are_not_given_out_again() {

@@ -35,8 +35,8 @@ const DAMAGE: &[(&str, &str, &str, &str)] = &[
     (
         "grant execute on function delete_instance(text, boolean) to public",
         "schema",
-        "changed: function delete_instance",
-        "duroxide-postgres --schema duroxide schema apply",
+        "PUBLIC has EXECUTE on function delete_instance",
+        "revoke execute on function \"duroxide\".delete_instance from public;",
     ),
     (
         "create or replace view instance_events as \
