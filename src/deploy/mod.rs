@@ -2,10 +2,11 @@
 //!
 //! Tables come from the migrations, functions and views from the files under `sql/`; all in one transaction under one
 //! advisory lock, so that any number of processes can start at once and an interrupted one leaves nothing behind. A
-//! start that finds everything in place reads one row.
+//! start that finds everything in place reads one row, once it knows that it is no stranger's function that it asks.
 
 mod apply;
 mod drift;
+mod foreign;
 mod functions;
 mod migrations;
 mod owner;
@@ -39,6 +40,7 @@ pub(crate) use apply::apply;
 #[cfg(feature = "cli")]
 pub(crate) use apply::{Applied, apply_and_tell};
 pub(crate) use drift::Drift;
+pub(crate) use foreign::refuse_planted_reader;
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use records::{incomplete, lost, rewrite_history};
@@ -80,6 +82,10 @@ pub(crate) enum Standing {
 
 /// Brings the schema to what the policy asks for.
 pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: DeployPolicy) -> Result<(), Error> {
+    {
+        let client = place.pool.get(place.pool.wait()).await.map_err(call_failed)?;
+        refuse_planted_reader(&**client, schema).await?;
+    }
     let found = read(place.caller, schema).await?;
     match policy {
         DeployPolicy::Apply => match found {
@@ -100,7 +106,7 @@ pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: Deplo
     }
 }
 
-/// The one read of a start when nothing changed. None: not deployed, or not completely.
+/// The one call of a start when nothing changed. None: not deployed, or not completely.
 pub(crate) async fn read(caller: &Caller, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
     match caller.call("get_deployment", &[]).await {
         Ok(rows) => rows

@@ -10,6 +10,7 @@ mod doctor;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/fixtures.rs"]
 mod fixtures;
+mod foreign;
 mod grants;
 mod locks;
 mod observe;

@@ -84,6 +84,7 @@ async fn a_schema_that_everybody_uses_is_found() {
     cli(&schema, &["schema", "verify"]).ok();
 
     let database = Database::create().await;
+    database.close_public().await;
     for command in ["apply", "verify"] {
         run_on(&database.url, &["--schema", "public", "schema", command]).ok();
     }
