@@ -249,6 +249,7 @@ pub(super) fn names<'a>(expected: &'a str, kind: &'a str) -> impl Iterator<Item 
 }
 
 /// The columns of a relation, by name: `name type…`.
+#[cfg(feature = "cli")]
 pub(super) fn columns<'a>(expected: &'a str, relation: &str) -> Vec<&'a str> {
     let prefix = format!("column {relation}.");
     let mut columns: Vec<&str> = expected.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();

@@ -114,12 +114,13 @@ set local search_path = {quoted}, pg_temp;
         script,
         "{}\n\n{}\n",
         heading(
-            "Functions whose signature changed, views whose columns did: dropped here, created below, with their grants."
+            "Functions whose signature changed: dropped here, created below, with their grants. Views do so themselves."
         ),
         functions::drop_changed_signatures()
     )?;
     for (name, sql) in functions::FUNCTIONS {
-        writeln!(script, "{}\n\n{sql}", heading(&format!("sql/{name}.sql")))?;
+        let statement = functions::statement(name, sql);
+        writeln!(script, "{}\n\n{statement}", heading(&format!("sql/{name}.sql")))?;
     }
     writeln!(
         script,

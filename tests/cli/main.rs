@@ -36,4 +36,5 @@ mod standby;
 mod support;
 mod terminal;
 mod usage;
+mod views;
 mod waiting;
