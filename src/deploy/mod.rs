@@ -144,6 +144,7 @@ pub(crate) fn call_failed(error: CallError) -> Error {
             return Error::new(ErrorKind::Connect, format!("cannot connect to {servers}"));
         }
         CallError::NoConnection(_) | CallError::Closed | CallError::TimedOut => ErrorKind::Connect,
+        error if error.sql_state().is_some_and(|state| state.code() == POOLER_ENDED) => ErrorKind::Connect,
         _ => ErrorKind::Database,
     };
     Error::new(kind, error.to_string())
@@ -278,9 +279,15 @@ async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether it is how a pooler that hands out its connections by the statement refuses to begin.
+/// What PgBouncer gives for all that ends a connection of its clients.
+const POOLER_ENDED: &str = "08P01";
+
+/// Whether it is how a pooler that hands out its connections by the statement refuses to begin. By its words: the same state
+/// stands for a connection to the server that was not to be had in time, or was lost.
 pub(crate) fn is_statement_mode(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| code.code() == "08P01")
+    error
+        .as_db_error()
+        .is_some_and(|error| error.code().code() == POOLER_ENDED && error.message().contains("statement pooling"))
 }
 
 /// Why a transaction did not begin.
@@ -324,13 +331,16 @@ pub(crate) fn database(error: tokio_postgres::Error) -> Error {
     let kind = match error.code().map(|state| state.code()) {
         Some("25006") => return read_only(error),
         Some("42501") => ErrorKind::Privilege,
+        Some(POOLER_ENDED) => ErrorKind::Connect,
         Some(_) => ErrorKind::Database,
         None => ErrorKind::Connect,
     };
-    let hint = if kind == ErrorKind::Privilege {
-        ". Deploy with a role that may, and use DeployPolicy::Verify for this one"
-    } else {
-        ""
+    let hint = match kind {
+        ErrorKind::Privilege => ". Deploy with a role that may, and use DeployPolicy::Verify for this one",
+        ErrorKind::Connect if error.code().is_some() => {
+            ". A pooler in between had no connection to the server in time, or lost it: try again"
+        }
+        _ => "",
     };
     Error::new(kind, format!("{}{hint}", describe_call(&error))).caused_by(error)
 }
