@@ -64,6 +64,9 @@ async fn a_prepared_transaction_is_a_holder_too() {
             && locks[0].ends_with(&format!(" | {fix}")),
         "{report:#}"
     );
+    // Who deploys or drops is told the same.
+    let who = format!("prepared transaction '{gid}', has AccessExclusiveLock on mailboxes");
+    run_on(patient.url(), &["schema", "apply"]).fails(1, &[&who, fix.trim_end_matches(';')]);
     patient.cure(&fix).await;
     patient.silent(&[]);
     patient.done().await;
