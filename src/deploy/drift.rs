@@ -18,6 +18,9 @@ pub(crate) struct Drift {
     pub(super) extra_lines: BTreeMap<String, Vec<String>>,
     /// Extra functions with the types that make them unique, by name.
     pub(super) extra_functions: Vec<(String, String)>,
+    /// Extensions, whether they can be moved, and extra objects that belong to them.
+    pub(super) extensions: BTreeMap<String, bool>,
+    pub(super) members: BTreeSet<String>,
     /// Why nobody could tell what the views say.
     views_unknown: Option<&'static str>,
 }

@@ -6,6 +6,8 @@
 
 mod apply;
 mod drift;
+#[cfg(feature = "cli")]
+mod extras;
 mod foreign;
 mod functions;
 mod migrations;
@@ -226,21 +228,7 @@ pub(crate) async fn find_drift(client: &mut Client, schema: &SchemaName) -> Resu
         .await
         .map_err(database)?;
     let mut drift = find_drift_within(&transaction, schema).await?;
-    if drift.extra.iter().any(|object| object.starts_with("function ")) {
-        let rows = transaction
-            .query_typed(
-                "select quote_ident(p.proname), \
-                        format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) \
-                   from pg_proc as p where p.pronamespace = $1::text::regnamespace order by 2",
-                &[(&schema.quoted(), Type::TEXT)],
-            )
-            .await
-            .map_err(database)?;
-        for row in &rows {
-            let (name, signature) = (row.try_get(0).map_err(database)?, row.try_get(1).map_err(database)?);
-            drift.extra_functions.push((name, signature));
-        }
-    }
+    extras::add(&mut drift, &transaction, schema).await?;
     Ok(drift)
 }
 
