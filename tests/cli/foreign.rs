@@ -125,7 +125,7 @@ async fn who_deployed_in_an_open_schema_goes_on() {
     run_on(&url, &["schema", "apply"]).ok();
     client.batch_execute(damage).await.expect("damage");
     run_on(&url, &["schema", "apply"]).ok();
-    run_on(&database.url, &["status"]).ok();
+    run_on(&url, &["status"]).ok();
     client.batch_execute(damage).await.expect("damage");
     let grant = format!("grant create on schema duroxide to {role};");
     for deploy in [&apply as Way<'_>, &script] {
@@ -133,13 +133,24 @@ async fn who_deployed_in_an_open_schema_goes_on() {
             fails(refused, &[&format!("of role {role}"), &grant]);
         }
     }
+    // Its views would be read with the rights of a superuser.
+    run_on(&database.url, &["status"]).fails(1, &["not ours", &grant]);
+    // Somebody else's are its own affair.
+    let reader = format!("{role}_reader");
+    client
+        .batch_execute(&format!("create role {reader} login password '{reader}'"))
+        .await
+        .expect("a reader");
+    run_on(&url, &["grant", "--for", "dashboard", &reader]).ok();
+    run_on(&database.url_as(&reader), &["schema", "version"]).ok();
     client.batch_execute(&grant).await.expect("let it");
+    run_on(&database.url, &["status"]).ok();
     for deploy in [&apply as Way<'_>, &script] {
         if let Some(done) = deploy(&database) {
             done.ok();
         }
     }
-    database.drop_with(&[&role]).await;
+    database.drop_with(&[&role, &reader]).await;
 }
 
 /// Of another application, by the same role.
