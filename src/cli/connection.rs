@@ -127,7 +127,9 @@ impl Connection {
 
     /// What is deployed; none if nothing is.
     pub(super) async fn find_deployment(&self) -> Result<Option<Deployment>, Failure> {
-        Ok(deploy::read(&self.caller().await?, &self.schema).await?)
+        let caller = self.caller().await?;
+        deploy::refuse_planted_reader(&**self.client().await?, &self.schema).await?;
+        Ok(deploy::read(&caller, &self.schema).await?)
     }
 
     /// What is deployed. Fails if nothing is.

@@ -83,6 +83,7 @@ pub(super) async fn run(connection: &Connection, grant: &Grant) -> Result<Outcom
     let granted = async {
         // As a deployment does: whatever the session's default is.
         let transaction = client.build_transaction().read_only(false).start().await?;
+        transaction.batch_execute(crate::limited::LIMIT).await?;
         let list = async |sql, parameters: Parameters<'_>| {
             let rows = query_unnamed(&*transaction, sql, parameters).await?;
             rows.iter()

@@ -6,8 +6,8 @@ use tracing::info;
 
 use super::patience::{Patience, Tell};
 use super::{
-    Deployment, EXPECTED, RELEASE, Standing, check_server, database, decode, drift, find_drift_within, functions,
-    migrations, owner, records, standing,
+    Deployment, EXPECTED, RELEASE, Standing, check_server, database, decode, drift, find_drift_within, foreign,
+    functions, migrations, owner, records, standing,
 };
 use crate::error::{Error, ErrorKind, describe};
 use crate::schema_name::SchemaName;
@@ -52,6 +52,7 @@ async fn attempt(
     let transaction = patience.begin(client).await?;
     check_server(&transaction).await?;
     records::require(&transaction, schema).await?;
+    foreign::refuse_planted(&transaction, schema).await?;
     // Somebody else may have been faster.
     let found = match read_locked(&transaction, schema).await? {
         Some(found) => Some(standing(&found, schema)?),
@@ -64,7 +65,7 @@ async fn attempt(
     }
     create_schema(&transaction, schema).await?;
     refuse_foreign_objects(&transaction, schema).await?;
-    migrations::apply(&transaction).await?;
+    migrations::apply(&transaction, schema).await?;
     if found.is_none() {
         records::refuse_later_migrations(&transaction, schema).await?;
     }

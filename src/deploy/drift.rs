@@ -18,6 +18,9 @@ pub(crate) struct Drift {
     pub(super) extra_lines: BTreeMap<String, Vec<String>>,
     /// Extra functions with the types that make them unique, by name.
     pub(super) extra_functions: Vec<(String, String)>,
+    /// Extensions, whether they can be moved, and extra objects that belong to them.
+    pub(super) extensions: BTreeMap<String, bool>,
+    pub(super) members: BTreeSet<String>,
     /// Why nobody could tell what the views say.
     views_unknown: Option<&'static str>,
 }
@@ -265,6 +268,7 @@ pub(super) fn names<'a>(expected: &'a str, kind: &'a str) -> impl Iterator<Item 
 }
 
 /// The columns of a relation, by name: `name type…`.
+#[cfg(feature = "cli")]
 pub(super) fn columns<'a>(expected: &'a str, relation: &str) -> Vec<&'a str> {
     let prefix = format!("column {relation}.");
     let mut columns: Vec<&str> = expected.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();

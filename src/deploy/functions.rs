@@ -19,7 +19,7 @@ pub(super) fn close_functions() -> String {
     format!("revoke all on function\n    {}\nfrom public;", names.join(",\n    "))
 }
 
-/// Gives back what [`drop_changed_signatures`] noted.
+/// Gives back what [`drop_changed_signatures`] and [`replace_view`] noted.
 pub(super) const RESTORE_GRANTS: &str = "do $$ begin execute current_setting('duroxide_postgres.grants'); end $$;";
 
 /// All functions and views, their permissions and the record of it.
@@ -29,21 +29,21 @@ pub(super) async fn deploy(transaction: &Transaction<'_>, drift: &Drift) -> Resu
     let run = |sql: String| async move { transaction.batch_execute(&sql).await.map_err(database) };
     run("set local check_function_bodies = off".to_string()).await?;
     let dropped = transaction.batch_execute(&drop_changed_signatures()).await;
-    dropped.map_err(|error| match still_used(&error) {
-        Some(cause) => Error::new(ErrorKind::Schema, format!("nothing was changed: {cause}")).caused_by(error),
-        None => database(error),
-    })?;
+    dropped.map_err(|error| in_use(&error).unwrap_or_else(|| database(error)))?;
     for (name, sql) in FUNCTIONS {
-        if views::definition(name, sql).is_some_and(|(view, _)| !drift.concerns_view(view)) {
-            continue;
-        }
-        let sql = match sql.split_once("\ncreate or replace trigger ") {
-            Some((function, _)) if !drift.concerns_triggers() => function,
-            _ => sql,
+        let statement = match views::definition(name, sql) {
+            Some((view, _)) if !drift.concerns_view(view) => continue,
+            Some((view, _)) => &replace_view(view, sql),
+            None => match sql.split_once("\ncreate or replace trigger ") {
+                Some((function, _)) if !drift.concerns_triggers() => function,
+                _ => sql,
+            },
         };
-        transaction.batch_execute(sql).await.map_err(|error| {
-            let error = database(error);
-            Error::new(error.kind(), format!("sql/{name}.sql cannot be deployed: {error}")).caused_by(error)
+        transaction.batch_execute(statement).await.map_err(|error| {
+            in_use(&error).unwrap_or_else(|| {
+                let error = database(error);
+                Error::new(error.kind(), format!("sql/{name}.sql cannot be deployed: {error}")).caused_by(error)
+            })
         })?;
     }
     run(PERMISSIONS.to_string()).await?;
@@ -52,29 +52,64 @@ pub(super) async fn deploy(transaction: &Transaction<'_>, drift: &Drift) -> Resu
     run(record()).await
 }
 
-/// A function whose signature changed would become an overload, or be refused; so would a view whose columns changed.
-/// Drops it; its grants are noted in a setting of the transaction.
+/// Others built upon what has to be dropped.
+fn in_use(error: &tokio_postgres::Error) -> Option<Error> {
+    still_used(error).map(|cause| Error::new(ErrorKind::Schema, format!("nothing was changed: {cause}")))
+}
+
+/// What a file contains, as it is deployed.
+#[cfg(feature = "cli")]
+pub(super) fn statement(name: &str, sql: &str) -> String {
+    match views::definition(name, sql) {
+        Some((view, _)) => replace_view(view, sql),
+        None => sql.to_string(),
+    }
+}
+
+/// A view that got columns at its end is replaced where it is, with its grants, those on columns too, and whatever others built
+/// upon it. Only where PostgreSQL refuses that, because others of its columns changed, it is dropped; who may read it is noted as
+/// [`drop_changed_signatures`] does.
+fn replace_view(view: &str, sql: &str) -> String {
+    format!(
+        "do $do$
+declare
+    v_create constant text := $view$
+{sql}$view$;
+    v_grants text;
+begin
+    execute v_create;
+exception when invalid_table_definition then
+    select string_agg(format('grant select on table %I to %I;', c.relname, r.rolname), '')
+      into v_grants
+      from pg_class as c
+     cross join lateral aclexplode(c.relacl) as a
+      join pg_roles as r on r.oid = a.grantee
+     where c.oid = to_regclass('{view}')
+       and a.privilege_type = 'SELECT'
+       and a.grantee <> c.relowner;
+    perform set_config('duroxide_postgres.grants', concat(current_setting('duroxide_postgres.grants'), v_grants), true);
+    drop view {view};
+    execute v_create;
+end
+$do$;
+"
+    )
+}
+
+/// A function whose signature changed would become an overload, or be refused. Drops it; its grants are noted in a setting of
+/// the transaction.
 pub(super) fn drop_changed_signatures() -> String {
     let functions: Vec<String> = drift::signatures(EXPECTED)
         .map(|(name, signature)| format!("        ('{name}', '{}')", signature.replace('\'', "''")))
         .collect();
-    let views: Vec<String> = drift::names(EXPECTED, "view")
-        .map(|view| {
-            format!(
-                "        ('{view}', '{}')",
-                drift::columns(EXPECTED, view).join(", ").replace('\'', "''")
-            )
-        })
-        .collect();
     format!(
         "do $$
 declare
-    v_object record;
-    v_grants text := '';
+    v_function record;
+    v_grants   text := '';
 begin
-    for v_object in
-        select 'function' as kind, 'execute' as privilege, p.oid::regprocedure::text as signature, p.proacl as acl,
-               p.proowner as owner, p.proname as name
+    for v_function in
+        select p.oid::regprocedure::text as signature, p.proacl as acl, p.proowner as owner, p.proname as name
           from pg_proc as p
           join (values
 {}
@@ -82,37 +117,19 @@ begin
          where p.pronamespace = quote_ident(current_schema())::regnamespace
            and s.signature <> p.proname || '(' || pg_get_function_arguments(p.oid) || ') returns '
                               || pg_get_function_result(p.oid)
-        union all
-        select 'view', 'select', c.oid::regclass::text, c.relacl, c.relowner, c.relname
-          from pg_class as c
-          join (values
-{}
-               ) as s (name, columns) on s.name = c.relname
-         where c.relnamespace = quote_ident(current_schema())::regnamespace
-           and c.relkind = 'v'
-           and s.columns is distinct from (
-               select string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
-                                 || case when l.collname <> 'default' then ' collate ' || quote_ident(l.collname) else '' end,
-                                 ', ' order by a.attname collate \"C\")
-                 from pg_attribute as a
-                 left join pg_collation as l on l.oid = a.attcollation
-                where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
     loop
         v_grants := v_grants || coalesce((
-            select string_agg(format('grant %s on %s %I to %I;', v_object.privilege,
-                                     case v_object.kind when 'view' then 'table' else v_object.kind end, v_object.name,
-                                     r.rolname), '')
-              from aclexplode(v_object.acl) as a
+            select string_agg(format('grant execute on function %I to %I;', v_function.name, r.rolname), '')
+              from aclexplode(v_function.acl) as a
               join pg_roles as r on r.oid = a.grantee
-             where a.privilege_type = upper(v_object.privilege)
-               and a.grantee <> v_object.owner), '');
-        execute format('drop %s %s', v_object.kind, v_object.signature);
+             where a.privilege_type = 'EXECUTE'
+               and a.grantee <> v_function.owner), '');
+        execute format('drop function %s', v_function.signature);
     end loop;
     perform set_config('duroxide_postgres.grants', v_grants, true);
 end
 $$;",
-        functions.join(",\n"),
-        views.join(",\n")
+        functions.join(",\n")
     )
 }
 

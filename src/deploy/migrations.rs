@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use refinery::{AsyncMigrate, Migration};
 use tokio_postgres::{Client, Transaction};
 
-use super::database;
+use super::{database, foreign};
 use crate::error::{Error, ErrorKind};
+use crate::schema_name::SchemaName;
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -43,8 +44,10 @@ pub(super) fn record(migration: &Migration) -> String {
 }
 
 /// Applies those that are missing.
-pub(super) async fn apply(transaction: &Transaction<'_>) -> Result<(), Error> {
+pub(super) async fn apply(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<(), Error> {
     transaction.batch_execute(&history_table()).await.map_err(database)?;
+    // It may have been there before.
+    foreign::refuse_other_history(transaction, schema).await?;
     let rows = transaction
         .query_typed("select version, name, checksum from schema_history", &[])
         .await

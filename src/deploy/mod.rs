@@ -2,10 +2,13 @@
 //!
 //! Tables come from the migrations, functions and views from the files under `sql/`; all in one transaction under one
 //! advisory lock, so that any number of processes can start at once and an interrupted one leaves nothing behind. A
-//! start that finds everything in place reads one row.
+//! start that finds everything in place reads one row, once it knows that it is no stranger's function that it asks.
 
 mod apply;
 mod drift;
+#[cfg(feature = "cli")]
+mod extras;
+mod foreign;
 mod functions;
 mod migrations;
 mod owner;
@@ -39,6 +42,7 @@ pub(crate) use apply::apply;
 #[cfg(feature = "cli")]
 pub(crate) use apply::{Applied, apply_and_tell};
 pub(crate) use drift::Drift;
+pub(crate) use foreign::refuse_planted_reader;
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use records::{incomplete, lost, rewrite_history};
@@ -83,6 +87,10 @@ pub(crate) enum Standing {
 
 /// Brings the schema to what the policy asks for.
 pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: DeployPolicy) -> Result<(), Error> {
+    {
+        let client = place.pool.get(place.pool.wait()).await.map_err(call_failed)?;
+        refuse_planted_reader(&**client, schema).await?;
+    }
     let found = read(place.caller, schema).await?;
     match policy {
         DeployPolicy::Apply => match found {
@@ -103,7 +111,7 @@ pub(crate) async fn deploy(place: &Place<'_>, schema: &SchemaName, policy: Deplo
     }
 }
 
-/// The one read of a start when nothing changed. None: not deployed, or not completely.
+/// The one call of a start when nothing changed. None: not deployed, or not completely.
 pub(crate) async fn read(caller: &Caller, schema: &SchemaName) -> Result<Option<Deployment>, Error> {
     match caller.call("get_deployment", &[]).await {
         Ok(rows) => rows
@@ -141,6 +149,7 @@ pub(crate) fn call_failed(error: CallError) -> Error {
             return Error::new(ErrorKind::Connect, format!("cannot connect to {servers}"));
         }
         CallError::NoConnection(_) | CallError::Closed | CallError::TimedOut => ErrorKind::Connect,
+        error if error.sql_state().is_some_and(|state| state.code() == POOLER_ENDED) => ErrorKind::Connect,
         _ => ErrorKind::Database,
     };
     Error::new(kind, error.to_string())
@@ -222,21 +231,7 @@ pub(crate) async fn find_drift(client: &mut Client, schema: &SchemaName) -> Resu
         .await
         .map_err(database)?;
     let mut drift = find_drift_within(&transaction, schema).await?;
-    if drift.extra.iter().any(|object| object.starts_with("function ")) {
-        let rows = transaction
-            .query_typed(
-                "select quote_ident(p.proname), \
-                        format('%I(%s)', p.proname, pg_get_function_identity_arguments(p.oid)) \
-                   from pg_proc as p where p.pronamespace = $1::text::regnamespace order by 2",
-                &[(&schema.quoted(), Type::TEXT)],
-            )
-            .await
-            .map_err(database)?;
-        for row in &rows {
-            let (name, signature) = (row.try_get(0).map_err(database)?, row.try_get(1).map_err(database)?);
-            drift.extra_functions.push((name, signature));
-        }
-    }
+    extras::add(&mut drift, &transaction, schema).await?;
     Ok(drift)
 }
 
@@ -275,9 +270,15 @@ async fn check_server(client: &impl GenericClient) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether it is how a pooler that hands out its connections by the statement refuses to begin.
+/// What PgBouncer gives for all that ends a connection of its clients.
+const POOLER_ENDED: &str = "08P01";
+
+/// Whether it is how a pooler that hands out its connections by the statement refuses to begin. By its words: the same state
+/// stands for a connection to the server that was not to be had in time, or was lost.
 pub(crate) fn is_statement_mode(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| code.code() == "08P01")
+    error
+        .as_db_error()
+        .is_some_and(|error| error.code().code() == POOLER_ENDED && error.message().contains("statement pooling"))
 }
 
 /// Why a transaction did not begin.
@@ -317,13 +318,16 @@ pub(crate) fn database(error: tokio_postgres::Error) -> Error {
     let kind = match error.code().map(|state| state.code()) {
         Some("25006") => return read_only(error),
         Some("42501") => ErrorKind::Privilege,
+        Some(POOLER_ENDED) => ErrorKind::Connect,
         Some(_) => ErrorKind::Database,
         None => ErrorKind::Connect,
     };
-    let hint = if kind == ErrorKind::Privilege {
-        ". Deploy with a role that may, and use DeployPolicy::Verify for this one"
-    } else {
-        ""
+    let hint = match kind {
+        ErrorKind::Privilege => ". Deploy with a role that may, and use DeployPolicy::Verify for this one",
+        ErrorKind::Connect if error.code().is_some() => {
+            ". A pooler in between had no connection to the server in time, or lost it: try again"
+        }
+        _ => "",
     };
     Error::new(kind, format!("{}{hint}", describe_call(&error))).caused_by(error)
 }

@@ -174,23 +174,34 @@ async fn holders(client: &impl GenericClient, schema: &SchemaName, since: Durati
     }
 }
 
+/// A prepared transaction has no session.
 const HOLDERS: &str = "\
-    select format('session %s of %s, application_name %L%s, has %s (select pg_terminate_backend(%s))', \
-                  l.pid, coalesce(a.usename, '?'), coalesce(a.application_name, ''), \
-                  coalesce(', ' || a.state || ' since ' || date_trunc('second', a.state_change)::text, ''), \
-                  string_agg(distinct coalesce(l.mode || ' on ' || c.relname, 'the lock of deployments'), ', '), l.pid) \
+    select format('%s, has %s (%s)', \
+                  case when l.pid is not null \
+                       then format('session %s of %s, application_name %L%s', \
+                                   l.pid, coalesce(a.usename, '?'), coalesce(a.application_name, ''), \
+                                   coalesce(', ' || a.state || ' since ' || date_trunc('second', a.state_change)::text, '')) \
+                       else coalesce('prepared transaction ' || quote_literal(p.gid), 'a prepared transaction') end, \
+                  string_agg(distinct coalesce(l.mode || ' on ' || c.relname, 'the lock of deployments'), ', '), \
+                  coalesce('select pg_terminate_backend(' || l.pid || ')', 'rollback prepared ' || quote_literal(p.gid), \
+                           'select * from pg_prepared_xacts')) \
       from pg_locks as l \
       left join pg_class as c on c.oid = l.relation \
       left join pg_namespace as n on n.oid = c.relnamespace \
       left join pg_stat_activity as a on a.pid = l.pid \
+      left join pg_prepared_xacts as p \
+        on l.pid is null \
+       and exists (select from pg_locks as x \
+                    where x.pid is null and x.virtualtransaction = l.virtualtransaction and x.transactionid = p.transaction) \
+     cross join lateral (select coalesce(a.xact_start, p.prepared) as at) as begun \
      where l.database = (select d.oid from pg_database as d where d.datname = current_database()) \
        and l.granted \
-       and l.pid <> pg_backend_pid() \
+       and l.pid is distinct from pg_backend_pid() \
        and case when $3 then l.locktype = 'advisory' and l.objsubid = 2 \
                              and l.classid = (hashtext('duroxide-postgres:deploy')::bigint & 4294967295)::oid \
                              and l.objid = (hashtext($1)::bigint & 4294967295)::oid \
                 else n.nspname = $1 and c.relkind in ('r', 'p', 'v') end \
-       and (a.xact_start is null or a.xact_start < clock_timestamp() - $2 * interval '1 second') \
-     group by l.pid, a.usename, a.application_name, a.state, a.state_change, a.xact_start \
-     order by a.xact_start \
+       and (begun.at is null or begun.at < clock_timestamp() - $2 * interval '1 second') \
+     group by l.pid, l.virtualtransaction, p.gid, a.usename, a.application_name, a.state, a.state_change, begun.at \
+     order by begun.at \
      limit 3";

@@ -3,6 +3,7 @@
 //! A deployment replaces functions, views and triggers. Tables it leaves alone: they hold data, so what was changed by
 //! hand is undone by hand, with the statement that is named here.
 
+mod away;
 mod table;
 
 use std::collections::BTreeSet;
@@ -91,15 +92,24 @@ pub(crate) fn repairs(drift: &Drift, schema: &SchemaName) -> Vec<Repair> {
         if let Some(name) = object.strip_prefix("function ") {
             for (_, signature) in drift.extra_functions.iter().filter(|(function, _)| function == name) {
                 // Procedures and aggregates too.
-                let command = format!("alter routine {} set schema public;", place.named(signature));
+                let command = place.move_away("routine", signature);
                 add(format!("not ours: function {signature}"), command, object);
             }
             continue;
         }
         match drift::of_view(object) {
+            // Goes with its extension, which may have brought many.
+            _ if drift.members.contains(object) => {}
             Some(view) => drop(views.insert(view)),
             None => add(format!("not ours: {object}"), place.remove(object), object),
         }
+    }
+    for (extension, &is_relocatable) in &drift.extensions {
+        add(
+            format!("not ours: extension {extension}"),
+            place.move_extension(extension, is_relocatable),
+            "",
+        );
     }
     for view in views {
         add(format!("changed: view {view}"), place.apply(), "");
@@ -317,20 +327,6 @@ impl Place<'_> {
             // Once it is gone, it is missing.
             "index" => format!("drop index concurrently {};", self.named(name)),
             _ => self.apply(),
-        }
-    }
-
-    fn remove(&self, object: &str) -> String {
-        let Object { kind, name, part, .. } = Object::parse(object);
-        match kind {
-            "table" | "view" => format!("alter {kind} {} set schema public;", self.named(name)),
-            "index" => format!("drop index concurrently {};", self.named(name)),
-            "trigger" | "rule" => format!("drop {kind} {part} on {};", self.named(name)),
-            "column" => format!(
-                "/* what is in it is lost */ alter table {} drop column {part};",
-                self.named(name)
-            ),
-            _ => format!("alter table {} drop {kind} {part};", self.named(name)),
         }
     }
 }

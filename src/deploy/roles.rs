@@ -154,6 +154,12 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
             // An application that deletes does without: they are for the command.
             grants.views.clear();
         }
+        // Those of a dashboard have no other that tells.
+        let telling: &[&str] = if kind == RoleKind::Dashboard {
+            &grants.views
+        } else {
+            &[]
+        };
         let rows = client
             .query_typed(
                 INCOMPLETE,
@@ -163,6 +169,7 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
                     (&grants.functions, Type::TEXT_ARRAY),
                     (&grants.views, Type::TEXT_ARRAY),
                     (&PAYLOAD_VIEWS, Type::TEXT_ARRAY),
+                    (&telling, Type::TEXT_ARRAY),
                 ],
             )
             .await
@@ -215,15 +222,24 @@ async fn aimless(client: &Client, schema: &SchemaName) -> Result<Vec<GrantProble
         )
         .await
         .map_err(database)?;
-    let runtime = Grants::of(RoleKind::Runtime).functions.len();
+    let runtime = Grants::of(RoleKind::Runtime).functions;
+    // What nodes have as well does not tell who deletes.
+    let purposes = [
+        (RUNS, runtime.as_slice(), "nodes need", ""),
+        (DELETES, DELETING, "cleaning up takes", " --for cleanup"),
+    ];
     let mut problems = excesses(&rows)?;
     for (problem, row) in problems.iter_mut().zip(&rows) {
-        let (role, count): (String, i64) = (row.try_get(2).map_err(database)?, row.try_get(3).map_err(database)?);
-        // It runs nodes, and lost the one function that tells: it does not have too much.
-        if 2 * count > runtime as i64 {
+        let (role, has): (String, Vec<String>) = (row.try_get(2).map_err(database)?, row.try_get(3).map_err(database)?);
+        // It has a purpose, and lost the one function that tells: it does not have too much.
+        let lost = purposes.iter().find(|(_, functions, ..)| {
+            let count = has.iter().filter(|name| functions.contains(&name.as_str())).count();
+            2 * count > functions.len()
+        });
+        if let Some((marker, _, purpose, option)) = lost {
             *problem = GrantProblem {
-                message: format!("role {role:?} lacks EXECUTE on {RUNS}, and has most of what else nodes need"),
-                command: format!("{} grant {}", command(schema), quoted(&role)),
+                message: format!("role {role:?} lacks EXECUTE on {marker}, and has most of what else {purpose}"),
+                command: format!("{} grant{option} {}", command(schema), quoted(&role)),
                 is_lack: true,
             };
         }
@@ -300,7 +316,7 @@ const AIMLESS: &str = "\
            format('revoke EXECUTE on function %s from %I;', \
                   string_agg(format('%s.%I(%s)', $1::text::regnamespace, p.proname, pg_get_function_identity_arguments(p.oid)), \
                              ', ' order by p.proname), r.rolname), \
-           r.rolname::text, count(*) \
+           r.rolname::text, array_agg(p.proname::text) \
       from pg_proc as p \
      cross join lateral aclexplode(p.proacl) as a \
       join pg_roles as r on r.oid = a.grantee \
@@ -336,7 +352,7 @@ const OWNERS: &str = "\
      group by o.owner, m.owner \
      order by 1";
 
-/// Roles that were granted $2 but not all of $3 and $4, and whether they may read any of $5.
+/// Roles that were granted $2, or most of the views $6, but not all of $3 and $4, and whether they may read any of $5.
 const INCOMPLETE: &str = "\
     with object as ( \
         select p.oid, p.proname as name, p.proacl as acl, p.proowner as owner, true as is_function \
@@ -344,13 +360,19 @@ const INCOMPLETE: &str = "\
         union all \
         select c.oid, c.relname, c.relacl, c.relowner, false \
           from pg_class as c where c.relnamespace = $1::text::regnamespace and c.relkind = 'v' \
+    ), granted as ( \
+        select a.grantee, o.name, o.is_function \
+          from object as o cross join lateral aclexplode(o.acl) as a \
+         where a.grantee <> o.owner \
     ) \
     select r.rolname::text, l.lacking, \
            exists (select from object as o \
                     where not o.is_function and o.name = any ($5::text[]) and has_table_privilege(r.oid, o.oid, 'select')) \
-      from object as m \
-     cross join lateral aclexplode(m.acl) as a \
-      join pg_roles as r on r.oid = a.grantee \
+      from (select g.grantee from granted as g where g.name = $2 \
+            union \
+            select g.grantee from granted as g where not g.is_function and g.name = any ($6::text[]) \
+             group by g.grantee having 2 * count(distinct g.name) > cardinality($6::text[])) as m \
+      join pg_roles as r on r.oid = m.grantee \
      cross join lateral ( \
            select array_agg(t.privilege order by t.privilege) as lacking \
              from (select 'USAGE on the schema' as privilege \
@@ -362,7 +384,5 @@ const INCOMPLETE: &str = "\
                    select 'SELECT on ' || o.name from object as o \
                     where not o.is_function and o.name = any ($4::text[]) and not has_table_privilege(r.oid, o.oid, 'select') \
                   ) as t) as l \
-     where m.name = $2 \
-       and a.grantee <> m.owner \
-       and l.lacking is not null \
+     where l.lacking is not null \
      order by 1";

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use refinery::Migration;
 
-use super::{EXPECTED, OLDEST_SERVER, RELEASE, drift, functions, migrations, owner};
+use super::{EXPECTED, OLDEST_SERVER, RELEASE, drift, foreign, functions, migrations, owner};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
 
@@ -61,7 +61,13 @@ select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{na
 
 -- Whoever waits for a lock makes others wait behind it: gives up early instead, and can be run again.
 set local lock_timeout = '2s';
-"#
+
+set local search_path = {quoted}, pg_temp;
+
+-- Nothing that somebody else put there is run.
+{}
+"#,
+        foreign::script_refuses_planted()
     )?;
     if from == 0 {
         writeln!(
@@ -74,16 +80,18 @@ set local lock_timeout = '2s';
     }
     writeln!(
         script,
-        "set local search_path = {quoted}, pg_temp;\n\n\
-         -- Functions run as their owner: that of what is deployed already, or of the schema.\n{}\n\n{}\n",
+        "-- Functions run as their owner: that of what is deployed already, or of the schema.\n{}\n\n\
+         -- Another application's would be read, and written to.\n{}\n\n{}\n",
         owner::BECOME_OWNER,
+        foreign::script_refuses_other_history(),
         guard(from)
     )?;
     if from == 0 {
         writeln!(
             script,
-            "-- Which migrations were applied, as refinery keeps it.\n{}\n",
-            migrations::history_table()
+            "-- Which migrations were applied, as refinery keeps it. It may be there by now, by somebody else.\n{}\n{}\n",
+            migrations::history_table(),
+            foreign::script_refuses_other_history()
         )?;
     }
     writeln!(script, "{}\n", refuse_divergence(all))?;
@@ -106,12 +114,13 @@ set local lock_timeout = '2s';
         script,
         "{}\n\n{}\n",
         heading(
-            "Functions whose signature changed, views whose columns did: dropped here, created below, with their grants."
+            "Functions whose signature changed: dropped here, created below, with their grants. Views do so themselves."
         ),
         functions::drop_changed_signatures()
     )?;
     for (name, sql) in functions::FUNCTIONS {
-        writeln!(script, "{}\n\n{sql}", heading(&format!("sql/{name}.sql")))?;
+        let statement = functions::statement(name, sql);
+        writeln!(script, "{}\n\n{statement}", heading(&format!("sql/{name}.sql")))?;
     }
     writeln!(
         script,

@@ -50,6 +50,13 @@ impl Database {
         self.drop().await;
     }
 
+    /// As it is from PostgreSQL 15 on: nobody deploys to where everybody may create.
+    pub async fn close_public(&self) {
+        let client = self.client().await;
+        let revoke = "revoke create on schema public from public";
+        client.batch_execute(revoke).await.expect(revoke);
+    }
+
     pub async fn client(&self) -> Client {
         connect(&self.url).await
     }

@@ -11,6 +11,7 @@ mod doctor;
 #[allow(dead_code, reason = "shared with the other tests, which use all of it")]
 #[path = "../it/fixtures.rs"]
 mod fixtures;
+mod foreign;
 mod grants;
 mod locks;
 mod observe;
@@ -36,4 +37,5 @@ mod standby;
 mod support;
 mod terminal;
 mod usage;
+mod views;
 mod waiting;

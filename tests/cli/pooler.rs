@@ -1,6 +1,7 @@
 //! Every command through PgBouncer in transaction mode, whose connections others have used before.
 
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_postgres::Client;
@@ -141,4 +142,71 @@ async fn a_pooler_that_knows_no_transactions_is_named() {
     // What is one statement works there.
     cli(&["schema", "version"]).ok();
     cli(&["status"]).ok();
+}
+
+/// It gives the same state as one in statement mode, and another day it would work.
+#[tokio::test]
+async fn a_pooler_that_is_busy_is_not_said_to_know_no_transactions() {
+    if !have("pgbouncer") {
+        return;
+    }
+    let pooler = Pooler::start_with("query_wait_timeout = 1", "transaction", &SERVER, 1);
+    let url = pooler.url("postgres");
+    let schema = TestSchema::on(SERVER.admin_url());
+    schema.provider().await;
+    let busy = connect(&url).await;
+    busy.batch_execute("begin; select 1").await.expect("the one connection");
+    for arguments in [
+        &["schema", "apply"][..],
+        &["schema", "verify"],
+        &["schema", "drop", "--yes"],
+        &["grant", "postgres"],
+        &["status"],
+        &["doctor"],
+        &["prune", "instances", "--older-than", "1d"],
+    ] {
+        let failed = run_on(&url, &[&["--schema", &schema.name], arguments].concat());
+        assert!(
+            !format!("{}{}", failed.out, failed.err).contains("statement mode"),
+            "{}{}",
+            failed.out,
+            failed.err
+        );
+        failed.fails(3, &["query_wait_timeout", "again"]);
+    }
+    busy.batch_execute("rollback").await.expect("free");
+    run_on(&url, &["--schema", &schema.name, "schema", "verify"]).ok();
+}
+
+/// Whether there is a pooler cannot be told with one connection, and the rest is looked at all the same.
+#[tokio::test]
+async fn a_pooler_without_a_second_connection_does_not_hang_the_doctor() {
+    if !have("pgbouncer") {
+        return;
+    }
+    let pooler = Pooler::start_in("session", &SERVER, 1);
+    let url = pooler.url("postgres");
+    let schema = TestSchema::on(SERVER.admin_url());
+    schema.provider().await;
+    let begun = Instant::now();
+    let report = run_on(&url, &["--schema", &schema.name, "doctor", "--json"])
+        .fails(1, &[])
+        .json();
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    let findings: Vec<String> = report["findings"]
+        .as_array()
+        .expect("findings")
+        .iter()
+        .map(|finding| format!("{} {}", finding["check"], finding["message"]))
+        .collect();
+    let pooler = findings.iter().filter(|finding| finding.starts_with("\"pooler\""));
+    let pooler: Vec<&String> = pooler.collect();
+    assert!(
+        pooler.len() == 1 && pooler[0].contains("could not be checked") && pooler[0].contains("no second connection"),
+        "{report:#}"
+    );
+    let unchecked = findings
+        .iter()
+        .filter(|finding| finding.contains("could not be checked"));
+    assert_eq!(unchecked.count(), 1, "{report:#}");
 }

@@ -84,6 +84,7 @@ async fn a_schema_that_everybody_uses_is_found() {
     cli(&schema, &["schema", "verify"]).ok();
 
     let database = Database::create().await;
+    database.close_public().await;
     for command in ["apply", "verify"] {
         run_on(&database.url, &["--schema", "public", "schema", command]).ok();
     }
@@ -182,35 +183,45 @@ async fn a_schema_of_somebody_else_is_theirs_to_close() {
     }
 }
 
-/// A role that runs nodes and lost the function that tells so has too little, not too much.
+/// A role that lost what tells its purpose has too little, not too much.
 #[tokio::test]
-async fn a_node_without_its_most_important_function_is_not_told_to_give_up_the_rest() {
+async fn a_role_without_the_most_important_is_not_told_to_give_up_the_rest() {
     let schema = TestSchema::new();
     schema.provider().await;
     let (client, name) = (schema.client().await, &schema.name);
-    let role = format!("{name}_node");
-    client
-        .batch_execute(&format!("create role {role}"))
-        .await
-        .expect("role");
-    cli(&schema, &["grant", &role]).ok();
-    client
-        .batch_execute(&format!(
-            "revoke execute on function fetch_orchestration_item from {role}"
-        ))
-        .await
-        .expect("revoke");
-    let report = cli(&schema, &["schema", "verify", "--json"]).fails(1, &[]).json();
-    let problems = report["grants"].to_string();
-    assert!(
-        problems.contains("lacks EXECUTE on fetch_orchestration_item"),
-        "{report:#}"
-    );
-    assert!(!problems.contains("revoke"), "{report:#}");
-    cli(&schema, &["grant", &role]).ok();
-    cli(&schema, &["schema", "verify"]).ok();
-    client
-        .batch_execute(&format!("drop owned by {role}; drop role {role}"))
-        .await
-        .expect("role");
+    for (purpose, lost, lacks) in [
+        (
+            "runtime",
+            "execute on function fetch_orchestration_item",
+            "lacks EXECUTE on fetch_orchestration_item",
+        ),
+        (
+            "cleanup",
+            "execute on function prune_executions",
+            "lacks EXECUTE on prune_executions",
+        ),
+        ("dashboard", "select on queue_health", "lacks SELECT on queue_health"),
+    ] {
+        let role = format!("{name}_{purpose}");
+        let grant = ["grant", &role, "--for", purpose];
+        client
+            .batch_execute(&format!("create role {role}"))
+            .await
+            .expect("role");
+        cli(&schema, &grant).ok();
+        client
+            .batch_execute(&format!("revoke {lost} from {role}"))
+            .await
+            .expect("revoke");
+        let report = cli(&schema, &["schema", "verify", "--json"]).fails(1, &[]).json();
+        let problems = report["grants"].to_string();
+        assert!(problems.contains(lacks), "{report:#}");
+        assert!(!problems.contains("revoke"), "{report:#}");
+        cli(&schema, &grant).ok();
+        cli(&schema, &["schema", "verify"]).ok();
+        client
+            .batch_execute(&format!("drop owned by {role}; drop role {role}"))
+            .await
+            .expect("role");
+    }
 }

@@ -90,6 +90,7 @@ async fn drop_need_not_know_how_many_there_are() {
 #[tokio::test]
 async fn drop_leaves_the_schema_public() {
     let database = Database::create().await;
+    database.close_public().await;
     run_on(&database.url, &["--schema", "public", "schema", "apply"]).ok();
     let dropped = run_on(&database.url, &["--schema", "public", "schema", "drop", "--yes"]).ok();
     assert!(

@@ -121,3 +121,20 @@ async fn through_a_pooler_too() {
     );
     holder.batch_execute("commit").await.expect("commit");
 }
+
+/// Somebody else who grants, or deploys, and does not end.
+#[tokio::test]
+async fn a_grant_does_not_wait_for_another_for_ever() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let (client, name) = (schema.client().await, &schema.name);
+    client
+        .batch_execute(&format!("create role {name}"))
+        .await
+        .expect("a role");
+    let grant = format!("grant execute on function fetch_work_item to {name}");
+    let (holder, _) = holder(schema.client().await, &grant).await;
+    cli(&schema, &["grant", name]).fails(1, &["(SQLSTATE 55P03)", "Somebody had a lock", "try again"]);
+    holder.batch_execute("rollback").await.expect("rollback");
+    cli(&schema, &["grant", name]).ok();
+}

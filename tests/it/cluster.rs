@@ -327,6 +327,11 @@ impl Pooler {
 
     /// `mode`: for how long it lends them.
     pub fn start_in(mode: &str, cluster: &Cluster, connections: usize) -> Self {
+        Self::start_with("", mode, cluster, connections)
+    }
+
+    /// `more`: settings of its file, a line each.
+    pub fn start_with(more: &str, mode: &str, cluster: &Cluster, connections: usize) -> Self {
         let folder = Folder::new();
         let port = free_port();
         let directory = folder.path.display().to_string();
@@ -338,7 +343,7 @@ impl Pooler {
              unix_socket_dir =\npool_mode = {mode}\nauth_type = trust\nauth_file = {directory}/users\n\
              auth_user = postgres\nauth_query = select usename, passwd from pg_shadow where usename = $1\n\
              default_pool_size = {connections}\nmax_client_conn = 1000\nserver_idle_timeout = 5\nserver_lifetime = 5\n\
-             log_connections = 0\nlog_disconnections = 0\n",
+             log_connections = 0\nlog_disconnections = 0\n{more}\n",
             cluster.folder.path.display(),
             cluster.port,
         );

@@ -9,13 +9,12 @@ use super::{Finding, Severity};
 /// What else is in use, beside what nodes take: who deploys, prunes and looks.
 const SPARE_CONNECTIONS: i64 = 5;
 
-/// There is one connection, and no other to be had.
-pub(super) async fn crowded(connection: &Connection, check: &str, failure: &Failure) -> Finding {
-    let message = format!("no second connection can be had, so that {check} could not be checked: {failure}");
+/// There is one connection, and no other to be had. What could not be checked is still to be said.
+pub(super) async fn crowded(connection: &Connection, failure: &Failure) -> Finding {
     let fix = room(connection)
         .await
         .unwrap_or_else(|_| "select pid, usename, application_name, state from pg_stat_activity;".to_string());
-    Finding::new(Severity::Error, "connections", message, fix)
+    Finding::new(Severity::Error, "connections", failure.to_string(), fix)
 }
 
 /// What makes room: where the limit is that was reached.

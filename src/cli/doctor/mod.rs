@@ -65,8 +65,8 @@ struct Examination<'a> {
     findings: Vec<Finding>,
     /// Locks on whole tables that somebody keeps, with the checks that waited for them in vain.
     locks: Vec<(TableLock, Vec<&'static str>)>,
-    /// Whether it was said already that there are no more connections.
-    is_crowded: bool,
+    /// That there are no more connections, with the checks that it kept from looking.
+    crowded: Option<(Finding, Vec<&'static str>)>,
 }
 
 impl Examination<'_> {
@@ -81,9 +81,12 @@ impl Examination<'_> {
         };
         // The first connection is one more that failed where nothing else was found.
         if failure.is_crowded() && self.connection.is_connected() {
-            if !std::mem::replace(&mut self.is_crowded, true) {
-                self.findings
-                    .push(connections::crowded(self.connection, check, &failure).await);
+            match &mut self.crowded {
+                Some((_, checks)) => checks.push(check),
+                None => {
+                    let finding = connections::crowded(self.connection, &failure).await;
+                    self.crowded = Some((finding, vec![check]));
+                }
             }
             return Ok(());
         }
@@ -106,6 +109,15 @@ impl Examination<'_> {
     }
 
     fn all(mut self) -> Vec<Finding> {
+        if let Some((mut finding, mut checks)) = self.crowded {
+            checks.dedup();
+            finding.message = format!(
+                "no second connection can be had, so that {} could not be checked: {}",
+                checks.join(", "),
+                finding.message
+            );
+            self.findings.push(finding);
+        }
         for (TableLock { who, end }, mut checks) in self.locks {
             checks.dedup();
             let message = format!(
@@ -123,7 +135,7 @@ pub(super) async fn run(connection: &Connection, wanted: &Doctor) -> Result<Outc
         connection,
         findings: Vec::new(),
         locks: Vec::new(),
-        is_crowded: false,
+        crowded: None,
     };
     let mut ended = server::examine(&mut examination, wanted).await;
     if ended.is_ok() {

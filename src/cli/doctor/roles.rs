@@ -12,28 +12,30 @@ pub(super) const RUNS_NODES: &str = "\
                  where n.nspname = $1 and p.proname = 'fetch_orchestration_item' \
                    and has_function_privilege(r.oid, p.oid, 'execute'))";
 
-/// What a role has for this database counts more than what it has everywhere.
+/// As [`effective_timeouts`]: what a role has counts more than what the database has. What this session has from the database
+/// too is found as its own.
 fn settings() -> String {
     format!(
         "\
-    with setting as ( \
-        select distinct on (r.rolname, c.name) r.rolname, c.name, lower(c.value) as value \
-          from pg_db_role_setting as s \
-          join pg_roles as r on r.oid = s.setrole \
-         cross join lateral unnest(s.setconfig) as e (entry) \
-         cross join lateral (select split_part(e.entry, '=', 1) as name, \
-                                    substr(e.entry, strpos(e.entry, '=') + 1) as value) as c \
-         where s.setdatabase in (0, (select d.oid from pg_database as d where d.datname = current_database())) \
-           and r.rolname <> session_user and {RUNS_NODES} \
-         order by r.rolname, c.name, s.setdatabase desc \
-    ) \
-    select s.rolname::text as role, s.name, s.value, \
-           format('alter role %I in database %I set %s = ', s.rolname, current_database(), s.name) as fix \
-      from setting as s \
-     where case s.name when 'default_transaction_isolation' then s.value <> 'read committed' \
-                       when 'default_transaction_read_only' then s.value in ('on', 'true', 'yes', '1') \
-                       when 'synchronous_commit' then s.value in ('off', 'false', 'no', '0') \
-                       else false end \
+    select r.rolname::text as role, t.name, lower(own.value) as value, \
+           format('alter role %I in database %I set %s = ', r.rolname, current_database(), t.name) as fix \
+      from pg_roles as r \
+     cross join (values ('default_transaction_isolation'), ('default_transaction_read_only'), ('synchronous_commit')) as t (name) \
+      join pg_settings as g on g.name = t.name \
+     cross join lateral ( \
+           select s.setrole, substr(e.entry, strpos(e.entry, '=') + 1) as value \
+             from pg_db_role_setting as s \
+            cross join lateral unnest(s.setconfig) as e (entry) \
+            where s.setrole in (0, r.oid) \
+              and s.setdatabase in (0, (select d.oid from pg_database as d where d.datname = current_database())) \
+              and split_part(e.entry, '=', 1) = t.name \
+            order by s.setrole = 0, s.setdatabase = 0 \
+            limit 1) as own \
+     where r.rolname <> session_user and {RUNS_NODES} \
+       and not (own.setrole = 0 and g.source in ('global', 'database')) \
+       and case t.name when 'default_transaction_isolation' then lower(own.value) <> 'read committed' \
+                       when 'default_transaction_read_only' then lower(own.value) in ('on', 'true', 'yes', '1') \
+                       else lower(own.value) in ('off', 'false', 'no', '0') end \
      order by 1, 2"
     )
 }

@@ -176,6 +176,14 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let mut is_pooled = false;
     for _ in 0..POOLER_ROUNDS {
         let looked = changes_process(&one, &two).await;
+        if let Ok(None) = looked {
+            // What they wait for may come later: nobody else shall get them.
+            drop((one.take(), two.take()));
+            return Err(Failure::new(format!(
+                "of two connections, one was not answered for {POOLER_TIMEOUT:?}. A pooler in between seems to have no \
+                 second connection to the server"
+            )));
+        }
         // However it went: the connection is used again.
         let _ = two.batch_execute("rollback").await;
         is_pooled = match looked {
@@ -184,7 +192,11 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
                 let fix = "pool_mode = transaction # in pgbouncer.ini, or name the server itself";
                 return Ok(vec![Finding::new(Severity::Error, "pooler", message, fix)]);
             }
-            looked => looked.map_err(crate::deploy::database)?,
+            // The pooler is there, and may have enough for the rest.
+            Err(error) if error.code().is_some() => {
+                return Err(Failure::new(crate::deploy::database(error).to_string()));
+            }
+            looked => looked.map_err(crate::deploy::database)?.unwrap_or_default(),
         };
         if is_pooled {
             break;
@@ -199,14 +211,22 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     Ok(vec![Finding::new(Severity::Warning, "pooler", message, fix)])
 }
 
-async fn changes_process(one: &Client, two: &Client) -> Result<bool, tokio_postgres::Error> {
-    let before = process(one).await?;
-    // In statement mode even that is refused.
-    two.batch_execute("begin").await?;
-    process(two).await?;
+/// None: that took too long to be told.
+async fn changes_process(one: &Client, two: &Client) -> Result<Option<bool>, tokio_postgres::Error> {
+    let occupied = async {
+        let before = process(one).await?;
+        // In statement mode even that is refused.
+        two.batch_execute("begin").await?;
+        process(two).await?;
+        Ok::<_, tokio_postgres::Error>(before)
+    };
+    let Ok(before) = tokio::time::timeout(POOLER_TIMEOUT, occupied).await else {
+        return Ok(None);
+    };
+    let before = before?;
     match tokio::time::timeout(POOLER_TIMEOUT, process(one)).await {
-        Ok(after) => Ok(after? != before),
-        Err(_) => Ok(true),
+        Ok(after) => Ok(Some(after? != before)),
+        Err(_) => Ok(Some(true)),
     }
 }
 

@@ -312,7 +312,8 @@ impl Work {
         let advice = match error.code().map_or("", |code| code.code()) {
             "57014" => ". If statement_timeout ended it: use a smaller --batch-size, or raise it",
             // It would be the same.
-            "08P01" | "0A000" | "25006" => "",
+            "0A000" | "25006" => "",
+            _ if deploy::is_statement_mode(&error) => "",
             "" => RUN_AGAIN,
             state if is_retryable_state(state) => RUN_AGAIN,
             _ => "",

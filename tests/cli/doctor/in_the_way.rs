@@ -1,5 +1,6 @@
 //! What keeps the doctor itself from looking: the rest is looked at all the same.
 
+use super::server::until;
 use super::{Fault, Patient, doctor_with, findings, found};
 use crate::cluster::{Cluster, Options};
 use crate::process::run_on;
@@ -65,6 +66,9 @@ async fn a_prepared_transaction_is_a_holder_too() {
             && locks[0].ends_with(&format!(" | {fix}")),
         "{report:#}"
     );
+    // Who deploys or drops is told the same.
+    let who = format!("prepared transaction '{gid}', has AccessExclusiveLock on mailboxes");
+    run_on(patient.url(), &["schema", "apply"]).fails(1, &[&who, fix.trim_end_matches(';')]);
     patient.cure(&fix).await;
     patient.silent(&[]);
     patient.done().await;
@@ -123,6 +127,19 @@ async fn a_last_connection_is_enough() {
             fix: &fix,
         },
     );
+    // What a lock ended does not cost the one connection: nothing else is kept from looking.
+    let client = patient.database.client().await;
+    let (held, _) = holder(client, "lock table duroxide.mailboxes").await;
+    let report = run_on(&url, &["doctor", "--json"]).fails(1, &["2 things"]).json();
+    let (locks, crowded) = (findings(&report, "locks"), findings(&report, "connections"));
+    assert!(
+        locks.len() == 1
+            && locks[0].contains("because of it: schema, backlog")
+            && crowded.len() == 1
+            && crowded[0].contains("so that pooler could not be checked"),
+        "{report:#}"
+    );
+    drop(held);
     patient.cure(&fix).await;
     assert_eq!(run_on(&url, &["doctor"]).ok().out, "0 errors, 0 warnings\n");
 
@@ -161,5 +178,37 @@ async fn a_last_connection_is_enough() {
     patient
         .execute(&format!("drop owned by {role}; drop role {role}"))
         .await;
+    patient.done().await;
+}
+
+/// Where nothing says what is deployed, what the catalogs say is looked at, and what else was not.
+#[tokio::test]
+async fn a_locked_record_keeps_little_from_being_looked_at() {
+    let patient = Patient::new().await;
+    let snapshot = connect(patient.url()).await;
+    snapshot
+        .batch_execute("begin isolation level repeatable read; select 1")
+        .await
+        .expect("a snapshot");
+    patient
+        .execute("insert into kv_store select 'i', i::text, 'v', 0 from generate_series(1, 20000) as i; delete from kv_store")
+        .await;
+    let dead =
+        "select n_dead_tup >= 20000 from pg_stat_user_tables where schemaname = 'duroxide' and relname = 'kv_store'";
+    until(patient.url(), dead).await;
+    let client = patient.database.client().await;
+    let (_holder, _) = holder(client, "lock table duroxide.deployment").await;
+    let report = run_on(patient.url(), &["doctor", "--json"])
+        .fails(1, &["1 thing"])
+        .json();
+    for (check, says) in [
+        ("locks", "because of it: schema"),
+        ("backlog", "nothing says what is deployed"),
+        ("vacuum", "20000 dead rows"),
+    ] {
+        let found = findings(&report, check);
+        assert!(found.len() == 1 && found[0].contains(says), "{report:#}");
+    }
+    drop(snapshot);
     patient.done().await;
 }

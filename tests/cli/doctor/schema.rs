@@ -1,6 +1,7 @@
 //! What is wrong with a schema.
 
-use super::{Fault, Patient, findings};
+use super::{Fault, Patient, SERVER, findings};
+use crate::database::Database;
 use crate::process::{cli, run_on};
 use crate::support::TestSchema;
 
@@ -365,4 +366,36 @@ async fn a_schema_without_a_deployment_is_an_error() {
         .expect("their schema");
     let report = cli(&schema, &["doctor", "--json"]).fails(1, &["put right"]).json();
     assert!(findings(&report, "schema")[0].contains("is not ours"), "{report:#}");
+}
+
+/// What is moved to `public` from elsewhere goes elsewhere from there; an extension with all that belongs to it.
+#[tokio::test]
+async fn what_is_not_ours_leaves_public_too() {
+    let database = Database::create_on(&SERVER.admin_url()).await;
+    database.close_public().await;
+    let client = database.client().await;
+    let doctor = || run_on(&database.url, &["--schema", "public", "doctor", "--json"]);
+    run_on(&database.url, &["--schema", "public", "schema", "apply"]).ok();
+    for (plant, says) in [
+        ("create table notes (id integer)", "table notes"),
+        (
+            "create function theirs() returns void language sql as 'select'; revoke all on function theirs from public",
+            "function theirs()",
+        ),
+        ("create extension tsm_system_rows", "extension tsm_system_rows"),
+        ("create extension pg_buffercache", "extension pg_buffercache"),
+    ] {
+        // Not every server has all of them.
+        if client.batch_execute(plant).await.is_err() && plant.contains("extension") {
+            continue;
+        }
+        let report = doctor().fails(1, &["1 thing"]).json();
+        let finding = &report["findings"][0];
+        assert_eq!(finding["message"], format!("not ours: {says}"), "{report:#}");
+        let fix = finding["fixes"][0].as_str().expect("a fix");
+        client.batch_execute(fix).await.expect(fix);
+        doctor().ok();
+    }
+    drop(client);
+    database.drop().await;
 }

@@ -15,7 +15,7 @@ use crate::process::run_on;
 use crate::support::{connect, with_database};
 
 /// Waits until a query says true.
-async fn until(url: &str, sql: &str) {
+pub async fn until(url: &str, sql: &str) {
     let client = connect(url).await;
     let deadline = Instant::now() + Duration::from_secs(60);
     while !client.query_one(sql, &[]).await.expect(sql).get::<_, bool>(0) {

@@ -151,3 +151,51 @@ async fn timeouts_that_end_what_nodes_do_are_found() {
         .await;
     patient.done().await;
 }
+
+/// What nodes get from the database, where the one who looks has something else of its own.
+#[tokio::test]
+async fn settings_of_the_database_are_found_behind_ones_own() {
+    let patient = Patient::new().await;
+    let role = &patient.database.name;
+    patient.execute(&format!("create role {role} login")).await;
+    run_on(patient.url(), &["grant", role]).ok();
+    for (severity, setting, bad, good) in [
+        (
+            "error",
+            "default_transaction_isolation",
+            "serializable",
+            "'read committed'",
+        ),
+        ("error", "default_transaction_read_only", "on", "off"),
+        ("warning", "synchronous_commit", "off", "on"),
+    ] {
+        // For the database last: the next session would get it.
+        patient
+            .execute(&format!(
+                "alter role postgres in database {role} set {setting} = {good}; alter database {role} set {setting} = {bad}"
+            ))
+            .await;
+        let fix = format!("alter role {role} in database {role} set {setting} = {good};");
+        patient.finds(
+            &[],
+            &Fault {
+                severity,
+                check: "settings",
+                says: &[&format!("role {role:?} has {setting} = {bad}: ")],
+                fix: &fix,
+            },
+        );
+        patient.cure(&fix).await;
+        patient.silent(&[]);
+        patient
+            .execute(&format!(
+                "alter database {role} reset all; alter role {role} in database {role} reset all; \
+                 alter role postgres in database {role} reset all"
+            ))
+            .await;
+    }
+    patient
+        .execute(&format!("drop owned by {role}; drop role {role}"))
+        .await;
+    patient.done().await;
+}
