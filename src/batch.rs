@@ -17,7 +17,9 @@ use tracing::{Instrument, Span, debug};
 use crate::carried::{Carried, Dependent};
 use crate::error::CallError;
 use crate::inner::Inner;
+use crate::pace::{self, Step};
 use crate::telemetry::{self, metrics};
+use crate::wake::Queue;
 
 /// The most requests in one call.
 const MAX_REQUESTS: usize = 64;
@@ -57,6 +59,8 @@ pub(crate) struct Batcher<T, R: Send + 'static> {
 struct Line<T, R: Send + 'static> {
     /// The method whose calls these are.
     operation: &'static str,
+    /// Its place among the calls of those who work through a queue, if it has one.
+    step: Option<(Queue, Step)>,
     call: Call<T, R>,
     state: Mutex<State<T, R>>,
 }
@@ -79,9 +83,19 @@ struct Waiting<T, R> {
 
 impl<T: Request, R: Send + 'static> Batcher<T, R> {
     pub(crate) fn new(operation: &'static str, call: Call<T, R>) -> Self {
+        Self::at(operation, None, call)
+    }
+
+    /// One whose calls wait for those of the step before.
+    pub(crate) fn paced(operation: &'static str, queue: Queue, step: Step, call: Call<T, R>) -> Self {
+        Self::at(operation, Some((queue, step)), call)
+    }
+
+    fn at(operation: &'static str, step: Option<(Queue, Step)>, call: Call<T, R>) -> Self {
         Self {
             line: Arc::new(Line {
                 operation,
+                step,
                 call,
                 state: Mutex::new(State {
                     busy: false,
@@ -106,6 +120,7 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
                 let call = async move {
                     // Those whom one answer set free act in step: whoever is ready comes along.
                     tokio::task::yield_now().await;
+                    turn.keep_pace(1).await;
                     match turn.line.company(request, &span) {
                         Company::None(request) => turn.alone(request, &span).await,
                         Company::Some(answer) => {
@@ -277,11 +292,25 @@ struct Turn<T: Request, R: Send + 'static> {
 }
 
 impl<T: Request, R: Send + 'static> Turn<T, R> {
+    /// `beside`: how many go out beside those who wait.
+    async fn keep_pace(&self, beside: usize) {
+        if let Some((queue, step)) = self.line.step {
+            let callers = beside + self.line.lock().waiting.len();
+            self.inner.pace.keep(queue, step, callers).await;
+        }
+    }
+
+    fn sent(&self) -> Option<pace::Sent<'_>> {
+        self.line.step.map(|(queue, step)| self.inner.pace.sent(queue, step))
+    }
+
     /// Makes a call of one request.
     async fn alone(self, request: Arc<T>, span: &Span) -> Option<R> {
         let batch = telemetry::batch(self.line.operation, 1, std::slice::from_ref(span));
         let call = (self.line.call)(Arc::clone(&self.inner), vec![request]);
+        let sent = self.sent();
         let answers = call.instrument(batch).await;
+        drop(sent);
         drop(self);
         answers.into_iter().next()
     }
@@ -290,6 +319,7 @@ impl<T: Request, R: Send + 'static> Turn<T, R> {
     async fn together(mut self) {
         // Those who were just answered are often back at once: then they come along, instead of taking turns with the others.
         tokio::task::yield_now().await;
+        self.keep_pace(0).await;
         self.passed_on = false;
         let next = self.line.lock().next_call();
         let mut callers = Vec::new();
@@ -308,6 +338,7 @@ impl<T: Request, R: Send + 'static> Turn<T, R> {
         let batch = telemetry::batch(self.line.operation, items, &callers);
         drop(callers);
         let call = (self.line.call)(Arc::clone(&self.inner), requests);
+        let _until_answered = self.sent();
         let answers = call.instrument(batch).await;
         for (sender, answer) in senders.into_iter().zip(answers) {
             // Whoever went away does not want to know.

@@ -21,6 +21,7 @@ use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
 use crate::messages::Message;
 use crate::orchestrations::TurnRequest;
+use crate::pace::{Pace, Step};
 use crate::poll::Line;
 use crate::schema_name::SchemaName;
 use crate::telemetry::metrics;
@@ -39,6 +40,7 @@ pub(crate) struct Inner {
     /// Tells this process from others.
     pub(crate) node: Uuid,
     pub(crate) cache: HistoryCache,
+    pub(crate) pace: Pace,
     pub(crate) turns: Line<TurnRequest>,
     pub(crate) activities: Line<ActivityRequest>,
     pub(crate) turn_acks: Batcher<TurnAck, Result<TurnAnswer, CallError>>,
@@ -70,12 +72,28 @@ impl Inner {
             schema,
             node: Uuid::new_v4(),
             cache: HistoryCache::new(cache_bytes),
+            pace: Pace::default(),
             turns: Line::default(),
             activities: Line::default(),
-            turn_acks: Batcher::new("ack_orchestration_item", Self::send_turn_acks),
-            activity_acks: Batcher::new("ack_work_item", Self::send_activity_acks),
-            messages: Batcher::new("enqueue_for_orchestrator", Self::send_messages),
-            new_activities: Batcher::new("enqueue_for_worker", Self::send_activities),
+            turn_acks: Batcher::paced(
+                "ack_orchestration_item",
+                Queue::Orchestrator,
+                Step::Ack,
+                Self::send_turn_acks,
+            ),
+            activity_acks: Batcher::paced("ack_work_item", Queue::Worker, Step::Ack, Self::send_activity_acks),
+            messages: Batcher::paced(
+                "enqueue_for_orchestrator",
+                Queue::Orchestrator,
+                Step::Enqueue,
+                Self::send_messages,
+            ),
+            new_activities: Batcher::paced(
+                "enqueue_for_worker",
+                Queue::Worker,
+                Step::Enqueue,
+                Self::send_activities,
+            ),
             reads: Batcher::new("read", Self::send_reads),
             statuses: Batcher::new("get_custom_status", Self::send_status_requests),
             tags_with_sessions: Mutex::default(),

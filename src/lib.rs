@@ -36,6 +36,7 @@ mod lease;
 mod limited;
 mod messages;
 mod orchestrations;
+mod pace;
 mod poll;
 mod provider;
 mod schema_name;

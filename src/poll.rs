@@ -22,7 +22,9 @@ use crate::carried::Carried;
 use crate::error::Failure;
 use crate::granted::Granted;
 use crate::inner::Inner;
+use crate::pace::Step;
 use crate::telemetry::LookSpan;
+pub(crate) use crate::waiters::Fetch;
 use crate::waiters::{Answer, Group, Reason, SLOW_LOOK, Sent, Waiter};
 use crate::wake::Queue;
 
@@ -60,13 +62,6 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
 
     /// Where the fetches of this kind wait.
     fn line(inner: &Inner) -> &Line<Self>;
-}
-
-/// What a fetch comes to.
-pub(crate) enum Fetch<T> {
-    Item(T),
-    Nothing,
-    AskAnew,
 }
 
 /// All fetches of one kind, by what they ask for.
@@ -114,6 +109,11 @@ impl<R: Request> Line<R> {
         for (request, sent) in looks {
             send_look(inner, &request, Some(sent), Some(connection.clone()));
         }
+    }
+
+    /// How many wait for the same thing.
+    fn waiters(&self, request: &R) -> usize {
+        self.lock().get(request).map_or(0, |group| group.waiters.len())
     }
 
     fn register<'a>(&'a self, request: &'a R, impatient: bool) -> Registered<'a, R> {
@@ -281,6 +281,8 @@ fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, mut sent: Sent, behind
     let looking = async move {
         let request = look.request.clone();
         let found = request.look(Arc::clone(&look.inner), wanted, behind);
+        let inner = Arc::clone(&look.inner);
+        let _until_answered = inner.pace.sent(R::QUEUE, Step::Fetch);
         let found = found.instrument(look.span.span()).await;
         look.land(found);
     };
@@ -375,6 +377,13 @@ impl Inner {
         // Those whom one answer set free act in step: whoever is ready shares the look.
         tokio::task::yield_now().await;
         let mut answer = pin!(answer);
+        let callers = R::line(self).waiters(request);
+        // Not longer than until it is answered: a look may be sent for it meanwhile.
+        tokio::select! {
+            biased;
+            answer = &mut answer => return Fetch::of(answer),
+            () = self.pace.keep(R::QUEUE, Step::Fetch, callers) => {}
+        }
         let mut carried = None;
         let mut arrived = true;
         loop {
@@ -386,13 +395,7 @@ impl Inner {
             carried = look.or(carried);
             tokio::select! {
                 biased;
-                answer = &mut answer => return match answer {
-                    Ok(Answer::Granted(granted)) => Ok(granted.accept().map_or(Fetch::Nothing, Fetch::Item)),
-                    Ok(Answer::AskAnew) => Ok(Fetch::AskAnew),
-                    Ok(Answer::Failed(error)) => Err(error),
-                    // Without an answer: the runtime is shutting down.
-                    Ok(Answer::Nothing) | Err(_) => Ok(Fetch::Nothing),
-                },
+                answer = &mut answer => return Fetch::of(answer),
                 () = look_lands(&mut carried) => {}
                 () = moved => {}
                 () = tokio::time::sleep_until(deadline.min(next)) => {}

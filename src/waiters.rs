@@ -106,6 +106,25 @@ pub(crate) enum Answer<T> {
     Failed(Failure),
 }
 
+/// What a fetch comes to.
+pub(crate) enum Fetch<T> {
+    Item(T),
+    Nothing,
+    AskAnew,
+}
+
+impl<T> Fetch<T> {
+    pub(crate) fn of(answer: Result<Answer<T>, oneshot::error::RecvError>) -> Result<Self, Failure> {
+        match answer {
+            Ok(Answer::Granted(granted)) => Ok(granted.accept().map_or(Self::Nothing, Self::Item)),
+            Ok(Answer::AskAnew) => Ok(Self::AskAnew),
+            Ok(Answer::Failed(error)) => Err(error),
+            // Without an answer: the runtime is shutting down.
+            Ok(Answer::Nothing) | Err(_) => Ok(Self::Nothing),
+        }
+    }
+}
+
 impl<T> Group<T> {
     pub(crate) fn new(now: Instant) -> Self {
         Self {

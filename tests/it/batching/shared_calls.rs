@@ -270,3 +270,51 @@ async fn who_comes_back_at_once_goes_with_those_who_waited() {
     busy.await.expect("no panic");
     assert_eq!(world.proxy.calls_of(MESSAGES), before + 2);
 }
+
+/// Few who find a call of the step before on the wire wait for whom it sets free, and share the next call with them.
+#[tokio::test]
+async fn few_wait_for_those_of_the_step_before() {
+    let world = World::new().await;
+    // They do not wait long: on a slow machine it may take several attempts.
+    for attempt in 0..100 {
+        let done = world.activities(&instances(1)).await.remove(0);
+        let before = world.proxy.calls_of(ACTIVITIES);
+        let mut held = world.proxy.hold_answer_of(ACTIVITY_ACKS);
+        let provider = world.provider.clone();
+        let circle = tokio::spawn(async move {
+            ack_activity(provider.clone(), done).await.expect("ack");
+            provider.enqueue_for_worker(activity("circle", attempt)).await
+        });
+        held.wait().await;
+        let enqueue = world.provider.enqueue_for_worker(activity("other", attempt));
+        let mut enqueue = std::pin::pin!(enqueue);
+        assert!(begin(enqueue.as_mut()).await.is_pending());
+        held.release();
+        enqueue.await.expect("enqueue");
+        circle.await.expect("no panic").expect("enqueue");
+        let calls = world.proxy.calls_of(ACTIVITIES) - before;
+        for _ in 0..2 {
+            let (_, token, _) = fixtures::work(&*world.provider, LOCK).await;
+            world.provider.ack_work_item(&token, None).await.expect("ack");
+        }
+        if calls == 1 {
+            return;
+        }
+    }
+    panic!("they never shared a call");
+}
+
+/// Nor do they wait for one that is stuck.
+#[tokio::test]
+async fn nobody_waits_for_a_step_that_is_stuck() {
+    let world = World::new().await;
+    let done = world.activities(&instances(1)).await.remove(0);
+    let mut held = world.proxy.hold_answer_of(ACTIVITY_ACKS);
+    let stuck = tokio::spawn(ack_activity(world.provider.clone(), done));
+    held.wait().await;
+    let enqueued = world.provider.enqueue_for_worker(activity("other", 1)).await;
+    enqueued.expect("enqueue");
+    assert!(!stuck.is_finished());
+    held.release();
+    stuck.await.expect("no panic").expect("ack");
+}
