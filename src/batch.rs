@@ -112,10 +112,11 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
         let span = Span::current();
         let (id, mut answer) = match self.line.enter(request, &span) {
             Entered::Free(request) => {
-                let turn = Turn {
+                let mut turn = Turn {
                     line: Arc::clone(&self.line),
                     inner: Arc::clone(inner),
                     passed_on: false,
+                    paced: false,
                 };
                 let call = async move {
                     // Those whom one answer set free act in step: whoever is ready comes along.
@@ -124,6 +125,7 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
                     match turn.line.company(request, &span) {
                         Company::None(request) => turn.alone(request, &span).await,
                         Company::Some(answer) => {
+                            turn.paced = true;
                             drop(turn);
                             answer.await.ok()
                         }
@@ -289,6 +291,8 @@ struct Turn<T: Request, R: Send + 'static> {
     inner: Arc<Inner>,
     /// Those who wait have it, but there is nobody to carry it out yet.
     passed_on: bool,
+    /// It has waited for others already.
+    paced: bool,
 }
 
 impl<T: Request, R: Send + 'static> Turn<T, R> {
@@ -319,7 +323,9 @@ impl<T: Request, R: Send + 'static> Turn<T, R> {
     async fn together(mut self) {
         // Those who were just answered are often back at once: then they come along, instead of taking turns with the others.
         tokio::task::yield_now().await;
-        self.keep_pace(0).await;
+        if !std::mem::take(&mut self.paced) {
+            self.keep_pace(0).await;
+        }
         self.passed_on = false;
         let next = self.line.lock().next_call();
         let mut callers = Vec::new();
@@ -365,6 +371,7 @@ impl<T: Request, R: Send + 'static> Drop for Turn<T, R> {
             line: Arc::clone(&self.line),
             inner: Arc::clone(&self.inner),
             passed_on: true,
+            paced: self.paced,
         };
         runtime.spawn(turn.together());
     }

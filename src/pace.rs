@@ -5,17 +5,18 @@
 //! finds one of the step before on the wire waits for its end: whoever it sets free comes along.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::wake::Queue;
 
 /// This many go without waiting for more.
 const ENOUGH: usize = 8;
-/// A call that takes longer has met something heavy, or a slow line.
-const PATIENCE: Duration = Duration::from_millis(2);
+/// A call that takes longer has met something heavy, or a slow line: then waiting costs more than it brings.
+const PATIENCE: Duration = Duration::from_millis(3);
 
 /// Where in the circle a call is.
 #[derive(Debug, Clone, Copy)]
@@ -41,29 +42,51 @@ struct Circle {
 #[derive(Default)]
 struct OnTheWire {
     calls: AtomicUsize,
+    /// How long the last that ended took, or that somebody waited for in vain, in microseconds.
+    took: AtomicU64,
     ended: Notify,
 }
 
+impl OnTheWire {
+    /// Whether one is there that will probably end soon.
+    fn is_worth_waiting_for(&self) -> bool {
+        let took = Duration::from_micros(self.took.load(Ordering::Relaxed));
+        self.calls.load(Ordering::Acquire) > 0 && took < PATIENCE
+    }
+
+    fn took(&self, time: Duration) {
+        let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.took.store(time, Ordering::Relaxed);
+    }
+}
+
 /// A call on the wire, until it is dropped.
-pub(crate) struct Sent<'a>(&'a OnTheWire);
+pub(crate) struct Sent<'a> {
+    among: &'a OnTheWire,
+    since: Instant,
+}
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Ordering::AcqRel);
-        self.0.ended.notify_waiters();
+        self.among.took(self.since.elapsed());
+        self.among.calls.fetch_sub(1, Ordering::AcqRel);
+        self.among.ended.notify_waiters();
     }
 }
 
 impl Pace {
     pub(crate) fn sent(&self, queue: Queue, step: Step) -> Sent<'_> {
         let circle = self.circle(queue);
-        let calls = match step {
+        let among = match step {
             Step::Enqueue => &circle.enqueues,
             Step::Fetch => &circle.fetches,
             Step::Ack => &circle.acks,
         };
-        calls.calls.fetch_add(1, Ordering::AcqRel);
-        Sent(calls)
+        among.calls.fetch_add(1, Ordering::AcqRel);
+        Sent {
+            among,
+            since: Instant::now(),
+        }
     }
 
     /// Waits until a call of this many callers should go out.
@@ -79,14 +102,16 @@ impl Pace {
         };
         let mut ended = pin!(before.ended.notified());
         ended.as_mut().enable();
-        if before.calls.load(Ordering::Acquire) == 0 {
+        if !before.is_worth_waiting_for() {
             return;
         }
-        if tokio::time::timeout(PATIENCE, ended).await.is_ok() {
-            // Those who were answered are on their way.
-            tokio::task::yield_now().await;
-            tokio::task::yield_now().await;
+        if tokio::time::timeout(PATIENCE, ended).await.is_err() {
+            before.took(PATIENCE);
+            return;
         }
+        // Those who were answered are on their way.
+        tokio::task::yield_now().await;
+        tokio::task::yield_now().await;
     }
 
     fn circle(&self, queue: Queue) -> &Circle {
@@ -105,8 +130,13 @@ mod tests {
 
     const QUEUE: Queue = Queue::Worker;
 
-    #[tokio::test]
-    async fn few_wait_for_the_end_of_the_step_before() {
+    /// Whether a call of one goes out at once.
+    fn goes_at_once(pace: &Pace, queue: Queue, step: Step) -> bool {
+        pace.keep(queue, step, 1).now_or_never().is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_wait_for_the_end_of_the_step_before_and_no_longer() {
         let pace = Pace::default();
         for (step, before) in [
             (Step::Enqueue, Step::Ack),
@@ -119,31 +149,45 @@ mod tests {
                 (&mut waiting).now_or_never().is_none(),
                 "{step:?} does not wait for {before:?}"
             );
+            let ended = Instant::now();
             drop(sent);
             waiting.await;
-            let alone = pace.keep(QUEUE, step, 1).now_or_never();
-            assert!(alone.is_some(), "{step:?} waits for nothing");
+            assert_eq!(Instant::now(), ended, "{step:?} waits longer than for {before:?}");
+            assert!(goes_at_once(&pace, QUEUE, step), "{step:?} waits for nothing");
         }
     }
 
     #[tokio::test]
     async fn nobody_waits_for_anything_else() {
         let pace = Pace::default();
-        let _acks = (pace.sent(QUEUE, Step::Ack), pace.sent(Queue::Orchestrator, Step::Fetch));
+        let _sent = (pace.sent(QUEUE, Step::Ack), pace.sent(Queue::Orchestrator, Step::Fetch));
         assert!(pace.keep(QUEUE, Step::Enqueue, ENOUGH).now_or_never().is_some());
-        assert!(pace.keep(QUEUE, Step::Fetch, 1).now_or_never().is_some());
-        assert!(pace.keep(QUEUE, Step::Ack, 1).now_or_never().is_some());
-        assert!(
-            pace.keep(Queue::Orchestrator, Step::Enqueue, 1)
-                .now_or_never()
-                .is_some()
-        );
+        assert!(goes_at_once(&pace, QUEUE, Step::Fetch));
+        assert!(goes_at_once(&pace, QUEUE, Step::Ack));
+        assert!(goes_at_once(&pace, Queue::Orchestrator, Step::Enqueue));
     }
 
-    #[tokio::test]
-    async fn nobody_waits_long() {
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_what_takes_long() {
+        let pace = Pace::default();
+        let slow = pace.sent(QUEUE, Step::Ack);
+        tokio::time::sleep(PATIENCE).await;
+        drop(slow);
+        let next = pace.sent(QUEUE, Step::Ack);
+        assert!(goes_at_once(&pace, QUEUE, Step::Enqueue));
+        // It was quick again.
+        drop(next);
+        let _quick = pace.sent(QUEUE, Step::Ack);
+        assert!(!goes_at_once(&pace, QUEUE, Step::Enqueue));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_stuck_is_waited_for_once() {
         let pace = Pace::default();
         let _stuck = pace.sent(QUEUE, Step::Ack);
+        let begun = Instant::now();
         pace.keep(QUEUE, Step::Enqueue, 1).await;
+        assert_eq!(begun.elapsed(), PATIENCE);
+        assert!(goes_at_once(&pace, QUEUE, Step::Enqueue));
     }
 }
