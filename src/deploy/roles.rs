@@ -154,7 +154,7 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
             // An application that deletes does without: they are for the command.
             grants.views.clear();
         }
-        // Those of a dashboard have no other that tells.
+        // Those of a dashboard have no other that tells. Whoever has but some of them was given no more on purpose.
         let telling: &[&str] = if kind == RoleKind::Dashboard {
             &grants.views
         } else {
@@ -352,7 +352,7 @@ const OWNERS: &str = "\
      group by o.owner, m.owner \
      order by 1";
 
-/// Roles that were granted $2, or most of the views $6, but not all of $3 and $4, and whether they may read any of $5.
+/// Roles that were granted $2, or all the views $6 but one, but not all of $3 and $4, and whether they may read any of $5.
 const INCOMPLETE: &str = "\
     with object as ( \
         select p.oid, p.proname as name, p.proacl as acl, p.proowner as owner, true as is_function \
@@ -371,7 +371,7 @@ const INCOMPLETE: &str = "\
       from (select g.grantee from granted as g where g.name = $2 \
             union \
             select g.grantee from granted as g where not g.is_function and g.name = any ($6::text[]) \
-             group by g.grantee having 2 * count(distinct g.name) > cardinality($6::text[])) as m \
+             group by g.grantee having count(distinct g.name) >= cardinality($6::text[]) - 1) as m \
       join pg_roles as r on r.oid = m.grantee \
      cross join lateral ( \
            select array_agg(t.privilege order by t.privilege) as lacking \
