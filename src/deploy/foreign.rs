@@ -10,6 +10,10 @@ use super::{EXPECTED, database, drift};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
 
+/// Under which the catalogs are asked: a function or an operator of the schema that fits better than PostgreSQL's own would be
+/// taken instead. Ends with the transaction, or the message: through a pooler, the next may be somebody else's.
+pub(crate) const CATALOGS_ONLY: &str = "set local search_path = pg_catalog, pg_temp";
+
 /// The schema, for the deployer; the script knows it by its `search_path`.
 const PARAMETER: &str = "to_regnamespace($1::text)";
 #[cfg(feature = "cli")]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{GenericClient, Row};
 
 use super::{EXPECTED, database, drift};
 use crate::error::Error;
@@ -120,7 +120,10 @@ impl fmt::Display for GrantProblem {
 
 /// Privileges that a deployment and [`Grants`] do not give, and grants that are incomplete (for an upgrade brings
 /// functions that nobody may execute yet).
-pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Result<Vec<GrantProblem>, Error> {
+pub(crate) async fn grant_problems(
+    client: &impl GenericClient,
+    schema: &SchemaName,
+) -> Result<Vec<GrantProblem>, Error> {
     let tables: Vec<&str> = drift::names(EXPECTED, "table").chain(["schema_history"]).collect();
     let views: Vec<&str> = drift::names(EXPECTED, "view").collect();
     let functions: Vec<&str> = drift::names(EXPECTED, "function").collect();
@@ -200,7 +203,7 @@ pub(crate) async fn grant_problems(client: &Client, schema: &SchemaName) -> Resu
 }
 
 /// Functions that a role may execute and needs for nothing: those of no purpose that it has.
-async fn aimless(client: &Client, schema: &SchemaName) -> Result<Vec<GrantProblem>, Error> {
+async fn aimless(client: &impl GenericClient, schema: &SchemaName) -> Result<Vec<GrantProblem>, Error> {
     // Which release it is, and how much work waits, anybody may be told.
     let telling: Vec<&str> = callable().filter(|name| !OBSERVING.contains(name)).collect();
     let (mut functions, mut markers) = (Vec::new(), Vec::new());

@@ -171,9 +171,8 @@ async fn differences(connection: &Connection, drift: &Drift) -> Result<Vec<Findi
 }
 
 async fn privileges(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let client = connection.client().await?;
     let mut findings = Vec::new();
-    for problem in deploy::grant_problems(&client, &connection.schema).await? {
+    for problem in connection.grant_problems().await? {
         let severity = if problem.is_lack {
             Severity::Error
         } else {
