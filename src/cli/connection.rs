@@ -12,7 +12,7 @@ use super::table_lock::TableLock;
 use crate::PostgresProvider;
 use crate::call::{Caller, Parameters};
 use crate::connect::{Pool, Pooled};
-use crate::deploy::{self, Deployment, GrantProblem, Standing};
+use crate::deploy::{self, Deployment, GrantProblem, Standing, Stranger};
 use crate::inner::Inner;
 use crate::limited;
 use crate::schema_name::SchemaName;
@@ -131,8 +131,15 @@ impl Connection {
     /// What is deployed; none if nothing is.
     pub(super) async fn find_deployment(&self) -> Result<Option<Deployment>, Failure> {
         let caller = self.caller().await?;
-        deploy::refuse_planted_reader(&**self.client().await?, &self.schema).await?;
+        if let Some(stranger) = self.stranger().await? {
+            return Err(Failure::new(stranger.problem));
+        }
         Ok(deploy::read(&caller, &self.schema).await?)
+    }
+
+    /// What would be asked or read, and may be somebody else's.
+    pub(super) async fn stranger(&self) -> Result<Option<Stranger>, Failure> {
+        Ok(deploy::planted_view(&**self.client().await?, &self.schema).await?)
     }
 
     /// Who has too many privileges, or too few.

@@ -43,6 +43,8 @@ pub(crate) use apply::apply;
 pub(crate) use apply::{Applied, apply_and_tell};
 pub(crate) use drift::Drift;
 pub(crate) use foreign::{CATALOGS_ONLY, refuse_planted_reader};
+#[cfg(feature = "cli")]
+pub(crate) use foreign::{Stranger, planted_view};
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]
 pub(crate) use records::{LOST, incomplete, rewrite_history};
