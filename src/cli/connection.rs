@@ -12,7 +12,7 @@ use super::table_lock::TableLock;
 use crate::PostgresProvider;
 use crate::call::{Caller, Parameters};
 use crate::connect::{Pool, Pooled};
-use crate::deploy::{self, Deployment, Standing};
+use crate::deploy::{self, Deployment, GrantProblem, Standing, Stranger};
 use crate::inner::Inner;
 use crate::limited;
 use crate::schema_name::SchemaName;
@@ -94,6 +94,9 @@ impl Connection {
 
     /// Somebody's lock on a whole table of ours, as far as can be told.
     pub(super) async fn table_lock(&self) -> Option<TableLock> {
+        if !self.knows_transactions().await.ok()? {
+            return None;
+        }
         let client = self.client().await.ok()?;
         TableLock::find(&client, &self.schema.quoted()).await.ok()?
     }
@@ -128,8 +131,30 @@ impl Connection {
     /// What is deployed; none if nothing is.
     pub(super) async fn find_deployment(&self) -> Result<Option<Deployment>, Failure> {
         let caller = self.caller().await?;
-        deploy::refuse_planted_reader(&**self.client().await?, &self.schema).await?;
+        if let Some(stranger) = self.stranger().await? {
+            return Err(Failure::new(stranger.problem));
+        }
         Ok(deploy::read(&caller, &self.schema).await?)
+    }
+
+    /// What would be asked or read, and may be somebody else's.
+    pub(super) async fn stranger(&self) -> Result<Option<Stranger>, Failure> {
+        Ok(deploy::planted_view(&**self.client().await?, &self.schema).await?)
+    }
+
+    /// Who has too many privileges, or too few.
+    pub(super) async fn grant_problems(&self) -> Result<Vec<GrantProblem>, Failure> {
+        let transactions = self.knows_transactions().await?;
+        let mut client = self.client().await?;
+        if !transactions {
+            return Ok(deploy::grant_problems(&**client, &self.schema).await?);
+        }
+        let transaction = client.transaction().await.map_err(deploy::no_transaction)?;
+        transaction
+            .batch_execute(limited::LIMIT)
+            .await
+            .map_err(deploy::database)?;
+        Ok(deploy::grant_problems(&*transaction, &self.schema).await?)
     }
 
     /// What is deployed. Fails if nothing is.
@@ -167,16 +192,14 @@ impl Connection {
 
     /// What is there instead of a deployment.
     pub(super) async fn place(&self) -> Result<Place, Failure> {
-        let client = self.client().await?;
-        if let Some(lost) = deploy::lost(&**client, &self.schema).await? {
-            return Ok(Place::Damaged(lost));
+        let rows = self.query(deploy::LOST, &[&self.schema.as_str()]).await?;
+        if let Some(row) = rows.first() {
+            return Ok(Place::Damaged(column(row, "lost")?));
         }
         let sql = "select exists (select from pg_depend as d where d.refclassid = 'pg_namespace'::regclass \
                                      and d.refobjid = n.oid and d.deptype = 'n') as is_used \
                      from pg_namespace as n where n.nspname = $1";
-        let rows = query_unnamed(&**client, sql, &[&self.schema.as_str()])
-            .await
-            .map_err(deploy::database)?;
+        let rows = self.query(sql, &[&self.schema.as_str()]).await?;
         match rows.first() {
             None => Ok(Place::Missing),
             Some(row) if column(row, "is_used")? => Ok(Place::Theirs),
@@ -191,10 +214,20 @@ impl Connection {
 
     /// A statement of our own, about the catalogs or the views. Waits for locks only briefly.
     pub(super) async fn query(&self, sql: &str, parameters: Parameters<'_>) -> Result<Vec<Row>, Failure> {
+        self.query_within(limited::LIMIT, sql, parameters).await
+    }
+
+    /// The same, with other settings for its transaction.
+    pub(super) async fn query_within(
+        &self,
+        settings: &str,
+        sql: &str,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, Failure> {
         let limited = self.knows_transactions().await?;
         let client = self.client().await?;
         let found = if limited {
-            limited::query(&client, sql, &typed(parameters)).await
+            limited::query_within(&client, settings, sql, &typed(parameters)).await
         } else {
             query_unnamed(&**client, sql, parameters).await
         };

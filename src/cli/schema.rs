@@ -81,9 +81,11 @@ pub(super) async fn verify(connection: &Connection) -> Result<Outcome, Failure> 
         return Err(connection.not_deployed().await?);
     };
     let standing = deploy::standing(&found, &connection.schema)?;
-    let mut client = connection.client().await?;
-    let drift = deploy::find_drift(&mut client, &connection.schema).await?;
-    let grants = deploy::grant_problems(&client, &connection.schema).await?;
+    let drift = {
+        let mut client = connection.client().await?;
+        deploy::find_drift(&mut client, &connection.schema).await?
+    };
+    let grants = connection.grant_problems().await?;
     let mut grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
     // A later release serves this one, and looks different.
     let newer = standing == Standing::Newer;

@@ -1,8 +1,9 @@
 //! Who keeps everybody from a table.
 
 use deadpool_postgres::ClientWrapper;
+use tokio_postgres::types::Type;
 
-use super::connection::query_unnamed;
+use crate::limited;
 
 /// What keeps everybody's rows from being read or written: a lock on a whole table, or somebody who waits for one.
 const TABLE_LOCKS: &str = "\
@@ -40,7 +41,7 @@ pub(super) struct TableLock {
 impl TableLock {
     /// `schema`: quoted.
     pub(super) async fn find(client: &ClientWrapper, schema: &str) -> Result<Option<Self>, tokio_postgres::Error> {
-        let rows = query_unnamed(&**client, TABLE_LOCKS, &[&schema]).await?;
+        let rows = limited::query(client, TABLE_LOCKS, &[(&schema, Type::TEXT)]).await?;
         let lock = rows.first().map(|row| {
             Ok(Self {
                 who: row.try_get("lock")?,

@@ -42,16 +42,18 @@ pub(crate) use apply::apply;
 #[cfg(feature = "cli")]
 pub(crate) use apply::{Applied, apply_and_tell};
 pub(crate) use drift::Drift;
-pub(crate) use foreign::refuse_planted_reader;
+pub(crate) use foreign::{CATALOGS_ONLY, refuse_planted_reader};
+#[cfg(feature = "cli")]
+pub(crate) use foreign::{Stranger, planted_view};
 pub(crate) use place::Place;
 #[cfg(feature = "cli")]
-pub(crate) use records::{incomplete, lost, rewrite_history};
+pub(crate) use records::{LOST, incomplete, rewrite_history};
 #[cfg(feature = "cli")]
 pub(crate) use removal::{Kept, remove};
 #[cfg(feature = "cli")]
 pub(crate) use repairs::{Repair, repairs};
 #[cfg(feature = "cli")]
-pub(crate) use roles::{Grants, RoleKind, grant_problems};
+pub(crate) use roles::{GrantProblem, Grants, RoleKind, grant_problems};
 #[cfg(feature = "cli")]
 pub(crate) use script::script;
 
@@ -199,13 +201,16 @@ async fn verify(place: &Place<'_>, schema: &SchemaName, found: Option<Deployment
     {
         return Ok(());
     }
-    let (client, _) = place.connection().await?;
-    check_server(&**client).await?;
-    let actual = describe_schema(&**client, schema).await?;
+    let (mut client, _) = place.connection().await?;
+    let transaction = client.transaction().await.map_err(no_transaction)?;
+    transaction.batch_execute(CATALOGS_ONLY).await.map_err(database)?;
+    check_server(&*transaction).await?;
+    let actual = describe_schema(&*transaction, schema).await?;
     let drift = drift::compare(EXPECTED, &actual);
     if found.is_none() {
-        records::require(&**client, schema).await?;
+        records::require(&*transaction, schema).await?;
     }
+    transaction.rollback().await.map_err(database)?;
     let problem = match found {
         _ if actual.is_empty() => "is not deployed".to_string(),
         None => format!("is not completely deployed: {drift}"),

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, IsolationLevel, Transaction};
 use tracing::{info, warn};
 
-use super::{database, no_transaction};
+use super::{CATALOGS_ONLY, database, no_transaction};
 use crate::call::jittered;
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
@@ -60,6 +60,7 @@ impl<'a> Patience<'a> {
             .start()
             .await
             .map_err(no_transaction)?;
+        transaction.batch_execute(CATALOGS_ONLY).await.map_err(database)?;
         // Asked again and again, not waited for: whatever lock_timeout is set, and so that it can be said who has it.
         let mut told = false;
         loop {
@@ -96,13 +97,15 @@ impl<'a> Patience<'a> {
 
     /// Pauses, so that what had queued up gets done. Fails if somebody has been in the way too often, or if that is not
     /// why it failed.
-    pub(super) async fn try_again(&mut self, client: &Client, error: Error) -> Result<(), Error> {
+    pub(super) async fn try_again(&mut self, client: &mut Client, error: Error) -> Result<(), Error> {
         if !is_blocked(&error) {
             return Err(error);
         }
         let schema = self.schema;
         if self.attempts == ATTEMPTS {
-            let who = holders(client, schema, LOCK_TIMEOUT, false).await;
+            let transaction = client.transaction().await.map_err(no_transaction)?;
+            transaction.batch_execute(CATALOGS_ONLY).await.map_err(database)?;
+            let who = holders(&transaction, schema, LOCK_TIMEOUT, false).await;
             return Err(Error::new(
                 ErrorKind::Database,
                 format!(

@@ -9,8 +9,7 @@ use super::{database, migrations::latest};
 use crate::error::{Error, ErrorKind};
 use crate::schema_name::SchemaName;
 
-/// Which of them are lost. None where nothing of ours is: others have tables of such names, too.
-pub(crate) async fn lost(client: &impl GenericClient, schema: &SchemaName) -> Result<Option<Vec<String>>, Error> {
+async fn lost(client: &impl GenericClient, schema: &SchemaName) -> Result<Option<Vec<String>>, Error> {
     let rows = client
         .query_typed(LOST, &[(&schema.as_str(), Type::TEXT)])
         .await
@@ -18,10 +17,11 @@ pub(crate) async fn lost(client: &impl GenericClient, schema: &SchemaName) -> Re
     rows.first().map(|row| row.try_get(0)).transpose().map_err(database)
 }
 
-const LOST: &str = "\
+/// Which of them are lost. No row where nothing of ours is: others have tables of such names, too.
+pub(crate) const LOST: &str = "\
     select array(select t.name from unnest(array['deployment', 'schema_history']) as t (name) \
                   where not exists (select from pg_class as c \
-                                     where c.relnamespace = n.oid and c.relname = t.name and c.relkind = 'r')) \
+                                     where c.relnamespace = n.oid and c.relname = t.name and c.relkind = 'r')) as lost \
       from pg_namespace as n \
      where n.nspname = $1 \
        and (select count(*) from pg_class as c \

@@ -52,6 +52,7 @@ fn write(
 \encoding UTF8
 
 begin isolation level read committed, read write;
+set local search_path = pg_catalog, pg_temp;
 set local client_min_messages = warning;
 set local check_function_bodies = off;
 
@@ -62,10 +63,11 @@ select pg_advisory_xact_lock(hashtext('duroxide-postgres:deploy'), hashtext('{na
 -- Whoever waits for a lock makes others wait behind it: gives up early instead, and can be run again.
 set local lock_timeout = '2s';
 
-set local search_path = {quoted}, pg_temp;
-
--- Nothing that somebody else put there is run.
+-- Nothing that somebody else put there is run: not by this check either, which finds nothing of the schema.
+set local duroxide_postgres.schema = '{quoted}';
 {}
+
+set local search_path = {quoted}, pg_temp;
 "#,
         foreign::script_refuses_planted()
     )?;

@@ -86,8 +86,7 @@ async fn is_printed_as(client: &Transaction<'_>, definition: &str, found: &str) 
 }
 
 async fn print(client: &Transaction<'_>, view: &str) -> Result<Option<String>, tokio_postgres::Error> {
-    client
-        .query_typed_one("select pg_get_viewdef(to_regclass($1))", &[(&view, Type::TEXT)])
-        .await?
-        .try_get(0)
+    // Nothing of the schema, which comes first here, is to be run.
+    let sql = "select pg_catalog.pg_get_viewdef(pg_catalog.to_regclass($1))";
+    client.query_typed_one(sql, &[(&view, Type::TEXT)]).await?.try_get(0)
 }

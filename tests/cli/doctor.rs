@@ -152,7 +152,7 @@ fn fixes(finding: &Value) -> String {
 }
 
 /// Findings of a check, as `severity message | fix`.
-fn findings(report: &Value, check: &str) -> Vec<String> {
+pub fn findings(report: &Value, check: &str) -> Vec<String> {
     let findings = report["findings"].as_array().expect("findings").iter();
     findings
         .filter(|finding| finding["check"] == check)

@@ -183,6 +183,27 @@ async fn a_schema_of_somebody_else_is_theirs_to_close() {
     }
 }
 
+/// Who monitors with some of the views was given no others on purpose.
+#[tokio::test]
+async fn a_role_with_some_of_the_views_lacks_none() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let (client, name) = (schema.client().await, &schema.name);
+    let role = format!("{name}_monitor");
+    client
+        .batch_execute(&format!(
+            "create role {role}; grant usage on schema {name} to {role}; \
+             grant select on execution_status, instance_counts, instance_status, lease_status, scheduled_messages to {role}"
+        ))
+        .await
+        .expect("some views");
+    cli(&schema, &["schema", "verify"]).ok();
+    client
+        .batch_execute(&format!("drop owned by {role}; drop role {role}"))
+        .await
+        .expect("role");
+}
+
 /// A role that lost what tells its purpose has too little, not too much.
 #[tokio::test]
 async fn a_role_without_the_most_important_is_not_told_to_give_up_the_rest() {

@@ -1,9 +1,9 @@
 //! The settings that nodes get: those of their roles, which need not be this session's.
 
-use super::super::connection::{Connection, column, query_unnamed};
+use super::super::connection::{Connection, column};
 use super::super::output::{Failure, duration};
 use super::{Finding, Severity};
-use crate::deploy;
+use crate::deploy::CATALOGS_ONLY;
 
 /// Whether nodes can run as role `r`, of the schema `$1`. A superuser's limits and settings are its own affair.
 pub(super) const RUNS_NODES: &str = "\
@@ -123,10 +123,13 @@ fn effective_timeouts() -> String {
 pub(super) async fn timeouts(connection: &Connection) -> Result<Vec<Finding>, Failure> {
     let names: Vec<&str> = TIMEOUTS.iter().map(|(name, ..)| *name).collect();
     // In a transaction that limits waiting, the server would not say where lock_timeout comes from. These are catalogs.
-    let client = connection.client().await?;
-    let rows = query_unnamed(&**client, &effective_timeouts(), &[&connection.schema.as_str(), &names])
-        .await
-        .map_err(deploy::database)?;
+    let rows = connection
+        .query_within(
+            CATALOGS_ONLY,
+            &effective_timeouts(),
+            &[&connection.schema.as_str(), &names],
+        )
+        .await?;
     let mut findings = Vec::new();
     for row in &rows {
         let (role, name, ms): (String, String, i64) = (column(row, "role")?, column(row, "name")?, column(row, "ms")?);

@@ -37,7 +37,14 @@ pub(super) async fn examine(examination: &mut Examination<'_>) -> Result<(), Fai
         Ok(Some(found)) => found,
         Ok(None) => return examination.add("schema", not_deployed(connection, apply).await).await,
         Err(failure) => {
-            examination.add("schema", Err(failure)).await?;
+            let of_schema = match connection.stranger().await {
+                Ok(Some(stranger)) => {
+                    let finding = Finding::new(Severity::Error, "schema", stranger.problem, stranger.cure);
+                    Ok(vec![finding.then(format!("{command} doctor # again"))])
+                }
+                _ => Err(failure),
+            };
+            examination.add("schema", of_schema).await?;
             // A table of another owner than the functions' is one that they may not read.
             examination.add("privileges", privileges(connection).await).await?;
             examination.add("vacuum", dead_rows(connection).await).await?;
@@ -171,9 +178,8 @@ async fn differences(connection: &Connection, drift: &Drift) -> Result<Vec<Findi
 }
 
 async fn privileges(connection: &Connection) -> Result<Vec<Finding>, Failure> {
-    let client = connection.client().await?;
     let mut findings = Vec::new();
-    for problem in deploy::grant_problems(&client, &connection.schema).await? {
+    for problem in connection.grant_problems().await? {
         let severity = if problem.is_lack {
             Severity::Error
         } else {

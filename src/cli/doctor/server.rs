@@ -180,8 +180,8 @@ async fn pooler(connection: &Connection) -> Result<Vec<Finding>, Failure> {
             // What they wait for may come later: nobody else shall get them.
             drop((one.take(), two.take()));
             return Err(Failure::new(format!(
-                "of two connections, one was not answered for {POOLER_TIMEOUT:?}. A pooler in between seems to have no \
-                 second connection to the server"
+                "of two connections, one was not answered within {POOLER_TIMEOUT:?}: the server is busy, or a pooler in \
+                 between has no second connection to it"
             )));
         }
         // However it went: the connection is used again.

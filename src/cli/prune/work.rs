@@ -14,7 +14,7 @@ use crate::cli::arguments::Prune;
 use crate::cli::connection::{Connection, query_unnamed};
 use crate::cli::output::{Failure, LOCKED, Outcome, say};
 use crate::cli::table_lock::TableLock;
-use crate::deploy;
+use crate::deploy::{self, CATALOGS_ONLY};
 use crate::error::{NO_ROOM, TREE_CHANGED, is_retryable_state};
 
 /// A batch waits for turns under way, but not for somebody who sleeps in a transaction.
@@ -245,7 +245,7 @@ impl Work {
             .start()
             .await?;
         transaction
-            .batch_execute(&format!("{LOCK_TIMEOUT}; {settings}"))
+            .batch_execute(&format!("{LOCK_TIMEOUT}; {CATALOGS_ONLY}; {settings}"))
             .await?;
         let rows = query_unnamed(&*transaction, sql, parameters).await?;
         transaction.commit().await?;

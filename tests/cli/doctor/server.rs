@@ -16,7 +16,11 @@ use crate::support::{connect, with_database};
 
 /// Waits until a query says true.
 pub async fn until(url: &str, sql: &str) {
-    let client = connect(url).await;
+    until_on(&connect(url).await, sql).await;
+}
+
+/// The same, without a connection of its own.
+pub async fn until_on(client: &tokio_postgres::Client, sql: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !client.query_one(sql, &[]).await.expect(sql).get::<_, bool>(0) {
         assert!(Instant::now() < deadline, "never: {sql}");
