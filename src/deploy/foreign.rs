@@ -13,7 +13,8 @@ use crate::schema_name::SchemaName;
 /// taken instead. Ends with the transaction, or the message: through a pooler, the next may be somebody else's.
 pub(crate) const CATALOGS_ONLY: &str = "set local search_path = pg_catalog, pg_temp";
 
-/// The schema. In the script it is the one that `duroxide_postgres.schema` names, for a name may contain `$$`.
+/// The schema, whose name contains no apostrophe. In the script it is the one that `duroxide_postgres.schema` names, for a name may
+/// contain `$$`.
 fn literal(schema: &SchemaName) -> String {
     format!("to_regnamespace('{}')", schema.quoted())
 }
