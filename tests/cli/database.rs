@@ -57,6 +57,17 @@ impl Database {
         client.batch_execute(revoke).await.expect(revoke);
     }
 
+    /// A role, whose password is its name, and schema `duroxide`, which is not its own: `creator` may create there.
+    pub async fn somebody_elses_schema(&self, creator: &str) -> String {
+        let role = self.name.clone();
+        let set_up = format!(
+            "create role {role} login password '{role}'; create schema duroxide; \
+             grant usage, create on schema duroxide to {creator}; grant temporary on database {role} to {role}"
+        );
+        self.client().await.batch_execute(&set_up).await.expect("a schema");
+        role
+    }
+
     pub async fn client(&self) -> Client {
         connect(&self.url).await
     }

@@ -145,14 +145,8 @@ async fn what_a_stranger_planted_is_not_run() {
 #[tokio::test]
 async fn who_deployed_in_an_open_schema_goes_on() {
     let database = Database::create().await;
-    let (client, role) = (database.client().await, database.name.clone());
-    client
-        .batch_execute(&format!(
-            "create role {role} login password '{role}'; create schema duroxide; \
-             grant usage, create on schema duroxide to public; grant temporary on database {role} to {role}"
-        ))
-        .await
-        .expect("an open schema");
+    let role = database.somebody_elses_schema("public").await;
+    let client = database.client().await;
     let url = database.url_as(&role);
     let damage = "drop function duroxide.list_children(text)";
     run_on(&url, &["schema", "apply"]).ok();
@@ -293,14 +287,8 @@ async fn the_path_of_a_session_does_not_matter() {
 #[tokio::test]
 async fn what_a_role_deployed_that_may_not_create_any_more_is_doubted_not_denied() {
     let database = Database::create().await;
-    let (client, role) = (database.client().await, database.name.clone());
-    client
-        .batch_execute(&format!(
-            "create role {role} login password '{role}'; create schema duroxide; \
-             grant usage, create on schema duroxide to {role}; grant temporary on database {role} to {role}"
-        ))
-        .await
-        .expect("a schema");
+    let role = database.somebody_elses_schema(&database.name).await;
+    let client = database.client().await;
     run_on(&database.url_as(&role), &["schema", "apply"]).ok();
     run_on(&database.url, &["status"]).ok();
     client

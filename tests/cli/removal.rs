@@ -109,14 +109,8 @@ async fn drop_leaves_the_schema_public() {
 #[tokio::test]
 async fn drop_leaves_a_schema_of_somebody_else() {
     let database = Database::create().await;
-    let (client, role) = (database.client().await, database.name.clone());
-    client
-        .batch_execute(&format!(
-            "create role {role} login password '{role}'; create schema duroxide; \
-             grant usage, create on schema duroxide to {role}; grant temporary on database {role} to {role}"
-        ))
-        .await
-        .expect("a schema");
+    let role = database.somebody_elses_schema(&database.name).await;
+    let client = database.client().await;
     let url = database.url_as(&role);
     let count = "select count(*) from pg_depend where refclassid = 'pg_namespace'::regclass \
                     and refobjid = 'duroxide'::regnamespace";

@@ -12,8 +12,19 @@ pub(super) const RUNS_NODES: &str = "\
                  where n.nspname = $1 and p.proname = 'fetch_orchestration_item' \
                    and has_function_privilege(r.oid, p.oid, 'execute'))";
 
-/// As [`effective_timeouts`]: what a role has counts more than what the database has. What this session has from the database
-/// too is found as its own.
+/// What role `r` has of the setting `t.name`, and whether that is its own: what it has for this database counts more than what it has
+/// everywhere, that more than what the database has, and that more than what all have.
+const OWN: &str = "\
+    select s.setrole, substr(e.entry, strpos(e.entry, '=') + 1) as value \
+      from pg_db_role_setting as s \
+     cross join lateral unnest(s.setconfig) as e (entry) \
+     where s.setrole in (0, r.oid) \
+       and s.setdatabase in (0, (select d.oid from pg_database as d where d.datname = current_database())) \
+       and split_part(e.entry, '=', 1) = t.name \
+     order by s.setrole = 0, s.setdatabase = 0 \
+     limit 1";
+
+/// What this session has from the database too is found as its own.
 fn settings() -> String {
     format!(
         "\
@@ -22,15 +33,7 @@ fn settings() -> String {
       from pg_roles as r \
      cross join (values ('default_transaction_isolation'), ('default_transaction_read_only'), ('synchronous_commit')) as t (name) \
       join pg_settings as g on g.name = t.name \
-     cross join lateral ( \
-           select s.setrole, substr(e.entry, strpos(e.entry, '=') + 1) as value \
-             from pg_db_role_setting as s \
-            cross join lateral unnest(s.setconfig) as e (entry) \
-            where s.setrole in (0, r.oid) \
-              and s.setdatabase in (0, (select d.oid from pg_database as d where d.datname = current_database())) \
-              and split_part(e.entry, '=', 1) = t.name \
-            order by s.setrole = 0, s.setdatabase = 0 \
-            limit 1) as own \
+     cross join lateral ({OWN}) as own \
      where r.rolname <> session_user and {RUNS_NODES} \
        and not (own.setrole = 0 and g.source in ('global', 'database')) \
        and case t.name when 'default_transaction_isolation' then lower(own.value) <> 'read committed' \
@@ -89,8 +92,7 @@ const TIMEOUTS: [(&str, Option<i64>, &str); 4] = [
     ),
 ];
 
-/// What a role has for this database counts more than what it has everywhere, that more than what the database has, and that
-/// more than what all have. The server's own value is known unless this session got another one.
+/// Where a role has nothing, what the server has counts: that is known unless this session got another one.
 fn effective_timeouts() -> String {
     format!(
         "\
@@ -98,15 +100,7 @@ fn effective_timeouts() -> String {
            format('alter role %I in database %I set %s = 0;', r.rolname, current_database(), t.name) as fix \
       from pg_roles as r \
      cross join unnest($2::text[]) with ordinality as t (name, position) \
-      left join lateral ( \
-           select substr(e.entry, strpos(e.entry, '=') + 1) as value \
-             from pg_db_role_setting as s \
-            cross join lateral unnest(s.setconfig) as e (entry) \
-            where s.setrole in (0, r.oid) \
-              and s.setdatabase in (0, (select d.oid from pg_database as d where d.datname = current_database())) \
-              and split_part(e.entry, '=', 1) = t.name \
-            order by s.setrole = 0, s.setdatabase = 0 \
-            limit 1) as own on true \
+      left join lateral ({OWN}) as own on true \
       left join pg_settings as g \
         on g.name = t.name and g.source in ('default', 'configuration file', 'command line', 'override') \
      cross join lateral (select coalesce(own.value, g.reset_val) as value) as v \
