@@ -286,7 +286,7 @@ async fn a_start_that_finds_everything_in_place_reads_once() {
     assert_eq!(counter.statements().await - before, 1);
 }
 
-/// Waiting is not polling: an idle fetch looks once, then at the pace of the fallback.
+/// Waiting is not polling: once the listener is up, those who wait do not ask again before the fallback, which is far longer.
 #[tokio::test]
 async fn an_idle_long_poll_hardly_asks() {
     let schema = TestSchema::new();
@@ -294,20 +294,21 @@ async fn an_idle_long_poll_hardly_asks() {
     let Some(counter) = Counter::new(&schema).await else {
         return;
     };
+    // Longer than the pace of those who cannot listen.
     let wait = Duration::from_secs(3);
-    // The listener is up once a fetch that waits is not woken by it any more.
-    provider
-        .fetch_orchestration_item(LOCK, Duration::from_millis(500), None)
-        .await
-        .expect("fetch");
-    let before = counter.statements().await;
-    let (turn, work) = tokio::join!(
-        provider.fetch_orchestration_item(LOCK, wait, None),
-        provider.fetch_work_item(LOCK, wait, None, &TagFilter::Any)
-    );
-    assert!(turn.expect("fetch").is_none() && work.expect("fetch").is_none());
-    let statements = counter.statements().await - before;
-    assert!((1..=4).contains(&statements), "{statements} statements in 3 s");
+    // However long the listener takes to connect: everybody looks once more when it did.
+    for _ in 0..10 {
+        let before = counter.statements().await;
+        let (turn, work) = tokio::join!(
+            provider.fetch_orchestration_item(LOCK, wait, None),
+            provider.fetch_work_item(LOCK, wait, None, &TagFilter::Any)
+        );
+        assert!(turn.expect("fetch").is_none() && work.expect("fetch").is_none());
+        if counter.statements().await == before {
+            return;
+        }
+    }
+    panic!("statements in each of ten times 3 s");
 }
 
 /// A thousand enqueues are far fewer notifications.
