@@ -9,10 +9,12 @@ use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tracing::error;
 
+use crate::ahead::{self, Ahead};
 use crate::call::Connection;
 use crate::encode;
 use crate::error::Failure;
 use crate::granted::Granted;
+use crate::history::Tail;
 use crate::inner::Inner;
 use crate::poll::{self, Fetch, Found, Line};
 use crate::token::ActivityToken;
@@ -23,6 +25,12 @@ const MAX_SESSION_OWNERS: usize = 1000;
 
 /// What `fetch_work_item` returns.
 pub(crate) type Activity = (WorkItem, String, u32);
+
+/// An activity, and what came along of the history of its instance.
+pub(crate) struct Claimed {
+    activity: Activity,
+    ahead: Option<(String, Tail)>,
+}
 
 /// What a worker asks for, in the terms of the function.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -47,7 +55,7 @@ enum Sessions {
 }
 
 impl poll::Request for ActivityRequest {
-    type Item = Activity;
+    type Item = Claimed;
     const QUEUE: Queue = Queue::Worker;
 
     fn look(
@@ -55,7 +63,7 @@ impl poll::Request for ActivityRequest {
         inner: Arc<Inner>,
         wanted: usize,
         behind: Option<Connection>,
-    ) -> BoxFuture<'static, Result<Found<Activity>, Failure>> {
+    ) -> BoxFuture<'static, Result<Found<Claimed>, Failure>> {
         async move { inner.look_for_activities(&self, wanted, behind).await }.boxed()
     }
 
@@ -122,15 +130,22 @@ impl Inner {
                 ..own.clone()
             };
             match self.fetch(&shared, left()).await? {
-                Fetch::Item(activity) => return Ok(Some(activity)),
+                Fetch::Item(claimed) => return Ok(Some(self.accept(claimed))),
                 Fetch::Nothing => return Ok(None),
                 Fetch::AskAnew => {}
             }
         }
         match self.fetch(&own, left()).await? {
-            Fetch::Item(activity) => Ok(Some(activity)),
+            Fetch::Item(claimed) => Ok(Some(self.accept(claimed))),
             Fetch::Nothing | Fetch::AskAnew => Ok(None),
         }
+    }
+
+    fn accept(&self, claimed: Claimed) -> Activity {
+        if let Some((instance_id, tail)) = claimed.ahead {
+            ahead::keep(self.node, &instance_id, Ahead::History(tail));
+        }
+        claimed.activity
     }
 
     async fn look_for_activities(
@@ -138,7 +153,7 @@ impl Inner {
         request: &ActivityRequest,
         wanted: usize,
         behind: Option<Connection>,
-    ) -> Result<Found<Activity>, Failure> {
+    ) -> Result<Found<Claimed>, Failure> {
         const OPERATION: &str = "fetch_work_item";
         let (owner_id, session_lock_timeout_ms) = match &request.sessions {
             Sessions::For {
@@ -160,6 +175,7 @@ impl Inner {
                     &cursor_tags,
                     &cursors,
                     &i32::try_from(wanted).unwrap_or(i32::MAX),
+                    &self.cache.is_enabled().then_some(self.node),
                 ],
                 behind,
             )
@@ -179,7 +195,7 @@ impl Inner {
             self.set_has_sessions(&request.tags, sessions);
             found.ask_anew = sessions && request.sessions == Sessions::IfAny;
             let fetched = Fetched::decode(row).map_err(|error| self.decoding(OPERATION, error))?;
-            let (token, attempt_count, item) = match fetched {
+            let (token, attempt_count, item, history) = match fetched {
                 Fetched::Nothing { next } => {
                     found.next = next;
                     continue;
@@ -188,14 +204,18 @@ impl Inner {
                     token,
                     attempt_count,
                     item,
-                } => (token, attempt_count, item),
+                    history,
+                } => (token, attempt_count, item, history),
             };
             self.leases.extended(token.lease, request.lock_timeout);
             match *item {
                 Ok(item) => {
-                    let token = token.to_string();
-                    let activity = (item, token.clone(), attempt_count);
-                    found.granted.push(Granted::new(self, Queue::Worker, token, activity));
+                    let (instance_id, token) = (token.instance_id.clone(), token.to_string());
+                    let claimed = Claimed {
+                        activity: (item, token.clone(), attempt_count),
+                        ahead: history.map(|tail| (instance_id, tail)),
+                    };
+                    found.granted.push(Granted::new(self, Queue::Worker, token, claimed));
                 }
                 // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
                 Err(reason) => {
@@ -260,6 +280,7 @@ enum Fetched {
         token: ActivityToken,
         attempt_count: u32,
         item: Box<Result<WorkItem, String>>,
+        history: Option<Tail>,
     },
     Nothing {
         next: Option<Duration>,
@@ -289,6 +310,25 @@ impl Fetched {
             },
             attempt_count: u32::try_from(attempt_count).unwrap_or(u32::MAX),
             item: Box::new(item),
+            history: history_along(row)?,
         })
     }
+}
+
+/// What the row of an activity says of the history of its instance.
+fn history_along(row: &Row) -> Result<Option<Tail>, tokio_postgres::Error> {
+    let Some(epoch) = row.try_get("history_epoch")? else {
+        return Ok(None);
+    };
+    let cached_event_id = row.try_get("cached_event_id")?;
+    let events: Option<Vec<String>> = row.try_get("history")?;
+    if cached_event_id == 0 && events.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(Tail {
+        epoch: Some(epoch),
+        execution_id: row.try_get("history_execution_id")?,
+        cached_event_id,
+        events: events.unwrap_or_default(),
+    }))
 }

@@ -113,8 +113,15 @@ impl HistoryCache {
         self.lock().entries.get(instance)
     }
 
-    /// All events up to `event_id`, which the database says this process has.
-    pub(crate) fn get_up_to(&self, instance: &str, epoch: i64, execution_id: i64, event_id: i64) -> Option<Known> {
+    /// All events up to `event_id`, which the database says this process has. `leased`: for a turn.
+    pub(crate) fn get_up_to(
+        &self,
+        instance: &str,
+        epoch: i64,
+        execution_id: i64,
+        event_id: i64,
+        leased: bool,
+    ) -> Option<Known> {
         let mut state = self.lock();
         let known = state
             .entries
@@ -135,7 +142,7 @@ impl HistoryCache {
             after => known.filter(|known| known.last_event_id == after)?,
         };
         known.append(announced.events.clone(), &announced.texts);
-        announced.taken = true;
+        announced.taken |= leased;
         Some(known)
     }
 

@@ -8,12 +8,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tracing::debug;
 
+use crate::ahead::{self, Ahead};
 use crate::batch;
 use crate::cache::Known;
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::inner::Inner;
-use crate::instances::{BULK_LIMIT, filter_ids};
+use crate::instances::{BULK_LIMIT, CustomStatus, custom_status, filter_ids};
 use crate::telemetry::metrics;
 use crate::work_item::json;
 
@@ -79,6 +80,9 @@ pub(crate) struct ReadRequest {
     known: Option<Known>,
 }
 
+/// What became of it, and the custom status.
+pub(crate) type ReadAnswer = (Tail, Option<CustomStatus>);
+
 impl batch::Request for ReadRequest {
     fn bytes(&self) -> usize {
         self.instance_id.len()
@@ -88,6 +92,9 @@ impl batch::Request for ReadRequest {
 impl Inner {
     pub(crate) async fn read(self: &Arc<Self>, instance: &str) -> Result<Vec<Event>, Failure> {
         const OPERATION: &str = "read";
+        if let Some(Ahead::History(tail)) = ahead::take(self.node, instance) {
+            return self.whole_history(instance, None, tail, false).await;
+        }
         let request = Arc::new(ReadRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
             known: self
@@ -95,16 +102,18 @@ impl Inner {
                 .get(instance)
                 .filter(|known| known.last_text.len() <= MAX_HINT_BYTES),
         });
-        let tail = self.reads.ask(self, Arc::clone(&request)).await;
-        let tail = tail.map_err(|error| error.to_failure(OPERATION))?;
-        self.whole_history(instance, request.known.clone(), tail, false).await
+        let answer = self.reads.ask(self, Arc::clone(&request)).await;
+        let (tail, status) = answer.map_err(|error| error.to_failure(OPERATION))?;
+        let history = self.whole_history(instance, request.known.clone(), tail, false).await?;
+        ahead::keep(self.node, instance, Ahead::CustomStatus(status));
+        Ok(history)
     }
 
     /// Many histories in one call.
     pub(crate) fn send_reads(
         self: Arc<Self>,
         requests: Vec<Arc<ReadRequest>>,
-    ) -> BoxFuture<'static, Vec<Result<Tail, CallError>>> {
+    ) -> BoxFuture<'static, Vec<Result<ReadAnswer, CallError>>> {
         async move {
             let known = |field: fn(&Known) -> i64| -> Vec<Option<i64>> {
                 requests
@@ -130,18 +139,19 @@ impl Inner {
                     ],
                 )
                 .await;
-            let tails = sent.and_then(|rows| {
-                let tails = rows.iter().map(|row| {
-                    Ok(Tail {
+            let answers = sent.and_then(|rows| {
+                let answers = rows.iter().map(|row| {
+                    let tail = Tail {
                         epoch: row.try_get("history_epoch")?,
                         execution_id: row.try_get("execution_id")?,
                         cached_event_id: row.try_get("cached_event_id")?,
                         events: row.try_get::<_, Option<Vec<String>>>("history")?.unwrap_or_default(),
-                    })
+                    };
+                    Ok((tail, custom_status(row)?))
                 });
-                tails.collect::<Result<Vec<_>, CallError>>()
+                answers.collect::<Result<Vec<_>, CallError>>()
             });
-            batch::answers(tails, requests.len())
+            batch::answers(answers, requests.len())
         }
         .boxed()
     }
@@ -168,7 +178,7 @@ impl Inner {
             Some(known) => Some(known),
             None => self
                 .cache
-                .get_up_to(instance, epoch, tail.execution_id, tail.cached_event_id),
+                .get_up_to(instance, epoch, tail.execution_id, tail.cached_event_id, leased),
         };
         let Some(mut known) = known else {
             // Forgotten meanwhile: all of it, then.

@@ -16,7 +16,7 @@ use crate::cache::HistoryCache;
 use crate::call::{Answer, Caller, Connection, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::{CallError, Failure};
-use crate::history::{ReadRequest, Tail};
+use crate::history::{ReadAnswer, ReadRequest};
 use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
 use crate::messages::Message;
@@ -47,7 +47,7 @@ pub(crate) struct Inner {
     pub(crate) activity_acks: Batcher<ActivityAck, Result<bool, CallError>>,
     pub(crate) messages: Batcher<Message, Result<(), CallError>>,
     pub(crate) new_activities: Batcher<Activities, Result<(), CallError>>,
-    pub(crate) reads: Batcher<ReadRequest, Result<Tail, CallError>>,
+    pub(crate) reads: Batcher<ReadRequest, Result<ReadAnswer, CallError>>,
     pub(crate) statuses: Batcher<StatusRequest, Result<Option<CustomStatus>, CallError>>,
     /// Tag filters for which there were activities of sessions at the last look.
     pub(crate) tags_with_sessions: Mutex<HashSet<Option<Vec<String>>>>,

@@ -10,6 +10,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 
+use crate::ahead::{self, Ahead};
 use crate::batch;
 use crate::encode;
 use crate::error::{CallError, Failure};
@@ -29,6 +30,13 @@ pub(crate) struct QueuedStart {
     pub(crate) messages: i64,
     /// Since it is due; negative if it is not yet.
     pub(crate) waits_ms: i64,
+}
+
+/// Of a row that has it, if its instance exists.
+pub(crate) fn custom_status(row: &Row) -> Result<Option<CustomStatus>, tokio_postgres::Error> {
+    let status: Option<String> = row.try_get("custom_status")?;
+    let version: Option<i64> = row.try_get("custom_status_version")?;
+    Ok(version.map(|version| (status.map(encode::from_text), encode::from_id(version))))
 }
 
 /// A custom status to read.
@@ -117,6 +125,9 @@ impl Inner {
         last_seen_version: u64,
     ) -> Result<Option<CustomStatus>, Failure> {
         const OPERATION: &str = "get_custom_status";
+        if let Some(Ahead::CustomStatus(status)) = ahead::take(self.node, instance) {
+            return Ok(status.filter(|(_, version)| *version > last_seen_version));
+        }
         let request = Arc::new(StatusRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
             last_seen_version: encode::saturated_id(last_seen_version),
@@ -135,12 +146,8 @@ impl Inner {
             let versions: Vec<i64> = requests.iter().map(|request| request.last_seen_version).collect();
             let sent = self.caller.call("get_custom_status", &[&instance_ids, &versions]).await;
             let statuses = sent.and_then(|rows| {
-                let statuses = rows.iter().map(|row| {
-                    let status: Option<String> = row.try_get("custom_status")?;
-                    let version: Option<i64> = row.try_get("custom_status_version")?;
-                    Ok(version.map(|version| (status.map(encode::from_text), encode::from_id(version))))
-                });
-                statuses.collect::<Result<Vec<_>, CallError>>()
+                let statuses = rows.iter().map(custom_status);
+                Ok(statuses.collect::<Result<Vec<_>, _>>()?)
             });
             batch::answers(statuses, requests.len())
         }

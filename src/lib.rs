@@ -11,6 +11,7 @@ mod activities;
 mod activity_ack;
 mod activity_fetch;
 mod admin;
+mod ahead;
 mod batch;
 mod bulk_deletion;
 mod cache;

@@ -1,4 +1,5 @@
--- All events of the latest execution of each given instance, in order; one row an instance, in the order given.
+-- All events of the latest execution of each given instance, in order, and its custom status, which is asked for next more
+-- often than not; one row an instance, in the order given.
 -- Of a history that the caller has in memory (its epoch, execution and last event) only later events are returned,
 -- unless it has changed other than by appending, or this server does not know that event: cached_event_id says what the answer adds to, 0 when it is complete.
 create or replace function read(
@@ -7,7 +8,14 @@ create or replace function read(
     p_execution_ids bigint[],
     p_event_ids     bigint[],
     p_event_data    text[]
-) returns table (history_epoch bigint, execution_id bigint, cached_event_id bigint, history text[])
+) returns table (
+    history_epoch         bigint,
+    execution_id          bigint,
+    cached_event_id       bigint,
+    history               text[],
+    custom_status         text,
+    custom_status_version bigint
+)
 language plpgsql stable
 as $$
 #variable_conflict use_column
@@ -20,10 +28,12 @@ begin
                      where h.instance_id = t.instance_id
                        and h.execution_id = l.execution_id
                        and h.event_id > c.event_id
-                     order by h.event_id) as e)
+                     order by h.event_id) as e),
+           i.custom_status, i.custom_status_version
       from unnest(p_instance_ids, p_epochs, p_execution_ids, p_event_ids, p_event_data)
            with ordinality as t (instance_id, epoch, execution_id, event_id, event_data, position)
       left join mailboxes as m on m.instance_id = t.instance_id
+      left join instances as i on i.instance_id = t.instance_id
      cross join lateral (
            select coalesce((select e.execution_id
                               from executions as e

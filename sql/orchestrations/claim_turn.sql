@@ -202,13 +202,13 @@ begin
         -- Nothing is known of it: its messages were dropped, or whoever announced one had lost its lease.
         delete from mailboxes as m where m.instance_id = p_instance_id;
     else
-        -- Without proof it stays due, but a moment later, so that nobody spins on an enqueuer.
+        -- Without proof it stays due, but a moment later, so that nobody spins on an enqueuer; about as long as that takes to commit.
         update mailboxes as m
            set lease = null,
                claimed_ids = null,
                claimed_until = null,
                available_at = case when v_ids is null and v_next < v_now then v_next
-                                   else greatest(v_next, v_now + interval '5 ms') end
+                                   else greatest(v_next, v_now + interval '2 ms') end
          where m.instance_id = p_instance_id;
     end if;
 end

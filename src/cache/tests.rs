@@ -135,7 +135,7 @@ fn a_turn_that_does_not_wait_for_the_ack_needs_no_copy() {
     remember(&cache, INSTANCE, COPIED_AHEAD);
     let ack_id = announce(&cache, INSTANCE);
     let next = cache
-        .get_up_to(INSTANCE, EPOCH, 1, COPIED_AHEAD as i64 + 1)
+        .get_up_to(INSTANCE, EPOCH, 1, COPIED_AHEAD as i64 + 1, true)
         .expect("announced");
     assert_eq!(cache.take_events(INSTANCE, next).len(), COPIED_AHEAD + 1);
     assert!(!cache.confirm(INSTANCE, ack_id));

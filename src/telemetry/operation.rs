@@ -8,6 +8,7 @@ use tracing::{Instrument, Span, debug_span, field};
 
 use super::outcome::Outcome;
 use super::{End, metrics};
+use crate::ahead;
 use crate::error::Failure;
 
 /// A provider method that was called. `instance`: the one it is about, if that is known beforehand.
@@ -48,7 +49,9 @@ impl Operation {
         mut self,
         method: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, ProviderError> {
+        ahead::step();
         let result = method.instrument(self.span.clone()).await;
+        ahead::step();
         self.ended = true;
         match &result {
             Ok(outcome) => {

@@ -1,6 +1,7 @@
 //! Histories that a process keeps in memory: whatever happens, a turn and a read get what the database has.
 
 mod acks;
+mod ahead;
 mod changes;
 mod memory;
 

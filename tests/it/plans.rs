@@ -342,11 +342,11 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         .await;
     // Any tag; as an owner of sessions, and without.
     for call in [
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 1, false)",
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 4, false)",
-        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', 4, false)",
-        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', 4, false)",
-        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', 4, false)",
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 1, null, false)",
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 4, null, false)",
+        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', 4, null, false)",
+        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', 4, null, false)",
+        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', 4, null, false)",
     ] {
         faults.extend(explained.judge(call, call, &[]).await);
     }

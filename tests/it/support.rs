@@ -109,6 +109,36 @@ pub async fn has_extension(client: &Client, name: &str) -> bool {
     available
 }
 
+/// Makes all events of an instance this long, and loses what is stored of them out of line. False if the server has no means to.
+pub async fn damage_history(client: &Client, instance: &str, bytes: usize) -> bool {
+    if !has_extension(client, "pg_surgery").await {
+        return false;
+    }
+    create_extension(client, "pg_surgery").await;
+    client
+        .batch_execute(&format!(
+            "alter table history alter event_data set storage external; \
+             update history set event_data = repeat('x', {bytes}) where instance_id = '{instance}'"
+        ))
+        .await
+        .expect("out of line");
+    let toast: String = client
+        .query_one(
+            "select reltoastrelid::regclass::text from pg_class where oid = 'history'::regclass",
+            &[],
+        )
+        .await
+        .expect("TOAST table")
+        .get(0);
+    client
+        .batch_execute(&format!(
+            "select public.heap_force_kill('{toast}'::regclass, array(select ctid from {toast}))"
+        ))
+        .await
+        .expect("damage");
+    true
+}
+
 /// Creates an extension; tests that run at once may all want it.
 pub async fn create_extension(client: &Client, name: &str) {
     client

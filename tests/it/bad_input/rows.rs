@@ -6,7 +6,7 @@ use super::permanent;
 use crate::fixtures::{
     Ack, LOCK, NOW, ack, activity, create, ending, named, raised, scheduled, start, started, turn, work,
 };
-use crate::support::{TestSchema, create_extension, has_extension};
+use crate::support::{TestSchema, damage_history};
 
 #[tokio::test]
 async fn a_corrupted_message_is_reported_and_not_consumed() {
@@ -82,31 +82,9 @@ async fn a_history_that_the_server_cannot_read_does_not_stop_the_line() {
     let p = &*provider;
     create(p, "bad").await;
     let client = schema.client().await;
-    if !has_extension(&client, "pg_surgery").await {
+    if !damage_history(&client, "bad", 100_000).await {
         return;
     }
-    create_extension(&client, "pg_surgery").await;
-    client
-        .batch_execute(
-            "alter table history alter event_data set storage external; \
-             update history set event_data = repeat('x', 100000) where instance_id = 'bad'",
-        )
-        .await
-        .expect("out of line");
-    let toast: String = client
-        .query_one(
-            "select reltoastrelid::regclass::text from pg_class where oid = 'history'::regclass",
-            &[],
-        )
-        .await
-        .expect("TOAST table")
-        .get(0);
-    client
-        .batch_execute(&format!(
-            "select public.heap_force_kill('{toast}'::regclass, array(select ctid from {toast}))"
-        ))
-        .await
-        .expect("damage");
     p.enqueue_for_orchestrator(raised("bad", "x"), None)
         .await
         .expect("enqueue");
