@@ -219,6 +219,7 @@ async fn what_a_dropped_caller_enqueued_wakes_who_waits() {
     const ENQUEUE: &str = ".enqueue_for_worker(";
     const FETCH: &str = ".fetch_work_item(";
     world.settle().await;
+    let looks = world.proxy.calls_of(FETCH);
     let provider = world.provider.clone();
     let waiting = tokio::spawn(async move {
         provider
@@ -234,12 +235,11 @@ async fn what_a_dropped_caller_enqueued_wakes_who_waits() {
         let mut dropped = pin!(world.provider.enqueue_for_worker(activity("i", 2)));
         assert!(begin(dropped.as_mut()).await.is_pending());
     }
-    let looks = world.proxy.calls_of(FETCH);
     let mut second = world.proxy.hold_request_of(ENQUEUE);
     held.release();
     first.await.expect("no panic").expect("enqueue");
     second.wait().await;
-    // The first has woken those who wait, in vain.
+    // The first has woken those who wait, in vain: when it came back, or by a look right behind it.
     while world.proxy.calls_of(FETCH) == looks {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
