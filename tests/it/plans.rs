@@ -209,6 +209,7 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
                 "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[], \
                  array[null, null]::text[])",
             ),
+            ("short_history", "select short_history('target', 1, 50)"),
             (
                 "get_custom_status",
                 "select * from get_custom_status(array['target', 'idle-1'], array[-1, 0])",
@@ -342,11 +343,11 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         .await;
     // Any tag; as an owner of sessions, and without.
     for call in [
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 1, null, false)",
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 4, null, false)",
-        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', 4, null, false)",
-        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', 4, null, false)",
-        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', 4, null, false)",
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 1, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', 4, gen_random_uuid(), false)",
     ] {
         faults.extend(explained.judge(call, call, &[]).await);
     }
