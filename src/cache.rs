@@ -1,8 +1,8 @@
 //! Histories that this process knows already, so that only what is new has to be sent and parsed.
 //!
 //! What is here is never trusted by itself. A fetch uses it only where the mailbox says that this process has the
-//! history up to a certain event (`mailboxes.cached_by`), a read only where the epoch it was read under still holds.
-//! Both are decided by the database, in the transaction that reads the rest.
+//! history up to a certain event (`mailboxes.cached_by`), a read only where the epoch it was read under still holds, or where
+//! the fetch of an activity said so just before (`ahead.rs`). All are decided by the database, in the transaction that reads the rest.
 
 mod entries;
 #[cfg(test)]

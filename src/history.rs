@@ -14,7 +14,7 @@ use crate::cache::Known;
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::inner::Inner;
-use crate::instances::{BULK_LIMIT, CustomStatus, custom_status, filter_ids};
+use crate::instances::{BULK_LIMIT, CustomStatus, filter_ids, status_along};
 use crate::telemetry::metrics;
 use crate::work_item::json;
 
@@ -80,8 +80,18 @@ pub(crate) struct ReadRequest {
     known: Option<Known>,
 }
 
-/// What became of it, and the custom status.
-pub(crate) type ReadAnswer = (Tail, Option<CustomStatus>);
+/// What became of it, and the custom status, if that came along.
+pub(crate) type ReadAnswer = (Tail, Option<Option<CustomStatus>>);
+
+/// What a history is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// Nobody else adds to it.
+    Turn,
+    Read,
+    /// It came along with an activity.
+    Activity,
+}
 
 impl batch::Request for ReadRequest {
     fn bytes(&self) -> usize {
@@ -92,8 +102,12 @@ impl batch::Request for ReadRequest {
 impl Inner {
     pub(crate) async fn read(self: &Arc<Self>, instance: &str) -> Result<Vec<Event>, Failure> {
         const OPERATION: &str = "read";
-        if let Some(Ahead::History(tail)) = ahead::take(self.node, instance) {
-            return self.whole_history(instance, None, tail, false).await;
+        if let Some(Ahead::History(tail)) = ahead::take(self.node, instance)
+            && let Some(known) = self.known_ahead(instance, &tail)
+        {
+            return self
+                .whole_history(instance, Some(known), tail, Occasion::Activity)
+                .await;
         }
         let request = Arc::new(ReadRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
@@ -104,9 +118,21 @@ impl Inner {
         });
         let answer = self.reads.ask(self, Arc::clone(&request)).await;
         let (tail, status) = answer.map_err(|error| error.to_failure(OPERATION))?;
-        let history = self.whole_history(instance, request.known.clone(), tail, false).await?;
-        ahead::keep(self.node, instance, Ahead::CustomStatus(status));
+        let history = self
+            .whole_history(instance, request.known.clone(), tail, Occasion::Read)
+            .await?;
+        if let Some(status) = status {
+            ahead::keep(self.node, instance, Ahead::CustomStatus(status));
+        }
         Ok(history)
+    }
+
+    /// What this process has of a history that came along; nothing if all of it did. None if it has another by now.
+    fn known_ahead(&self, instance: &str, tail: &Tail) -> Option<Known> {
+        match (tail.epoch?, tail.execution_id, tail.cached_event_id) {
+            (epoch, execution_id, 0) => Some(Known::nothing(epoch, execution_id)),
+            (epoch, execution_id, event_id) => self.cache.get_up_to(instance, epoch, execution_id, event_id, false),
+        }
     }
 
     /// Many histories in one call.
@@ -147,7 +173,7 @@ impl Inner {
                         cached_event_id: row.try_get("cached_event_id")?,
                         events: row.try_get::<_, Option<Vec<String>>>("history")?.unwrap_or_default(),
                     };
-                    Ok((tail, custom_status(row)?))
+                    Ok((tail, status_along(row)?))
                 });
                 answers.collect::<Result<Vec<_>, CallError>>()
             });
@@ -157,21 +183,21 @@ impl Inner {
     }
 
     /// Puts together what this process has of a history and what the database sent, and keeps it in memory.
-    /// `known`: what the database was told that this process has; none if it knew by itself. `leased`: nobody else adds
-    /// to it.
+    /// `known`: what the database was told that this process has; none if it knew by itself.
     pub(crate) async fn whole_history(
         &self,
         instance: &str,
         known: Option<Known>,
         tail: Tail,
-        leased: bool,
+        occasion: Occasion,
     ) -> Result<Vec<Event>, Failure> {
         let unreadable = |error| Failure::permanent("read", format!("instance {instance:?}: {error}"));
         let Some(epoch) = tail.epoch else {
             return decode_events(&tail.events, 0).map_err(unreadable);
         };
+        let leased = occasion == Occasion::Turn;
         // What this process had is not what the database has.
-        let refuted = tail.cached_event_id == 0 && (leased || known.is_some());
+        let refuted = tail.cached_event_id == 0 && (leased || (occasion == Occasion::Read && known.is_some()));
         let known = match known {
             _ if tail.cached_event_id == 0 => Some(Known::nothing(epoch, tail.execution_id)),
             // As it was when the database was asked: it said itself that this still holds.
@@ -188,12 +214,13 @@ impl Inner {
                 events: self.stored_events(instance, tail.execution_id).await?,
                 ..tail
             };
-            return Box::pin(self.whole_history(instance, None, all, leased)).await;
+            return Box::pin(self.whole_history(instance, None, all, occasion)).await;
         };
         if self.cache.is_enabled() {
             match (tail.cached_event_id, tail.events.is_empty()) {
                 // There is no history yet.
                 (0, true) => {}
+                (0, false) if occasion == Occasion::Activity => metrics::cache_lookup("along"),
                 (0, false) => metrics::cache_lookup("miss"),
                 (_, true) => metrics::cache_lookup("hit"),
                 (_, false) => metrics::cache_lookup("partial"),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::FromSqlOwned;
 use tracing::debug;
 use uuid::Uuid;
@@ -173,7 +174,8 @@ impl Inner {
         }
         if let Err(error) = &result
             && error.sql_state().is_some()
-            && !error.is_retryable()
+            // A block that cannot be read is often still unreadable the next time.
+            && (!error.is_retryable() || error.sql_state() == Some(&SqlState::IO_ERROR))
         {
             debug!(%error, "{operation} failed; trying again with care");
             metrics::retry(operation, "care");

@@ -32,8 +32,17 @@ pub(crate) struct QueuedStart {
     pub(crate) waits_ms: i64,
 }
 
+/// What came along with a history; none if it was too large for that.
+pub(crate) fn status_along(row: &Row) -> Result<Option<Option<CustomStatus>>, tokio_postgres::Error> {
+    let version: Option<i64> = row.try_get("custom_status_version")?;
+    match version {
+        Some(..0) => Ok(None),
+        _ => custom_status(row).map(Some),
+    }
+}
+
 /// Of a row that has it, if its instance exists.
-pub(crate) fn custom_status(row: &Row) -> Result<Option<CustomStatus>, tokio_postgres::Error> {
+fn custom_status(row: &Row) -> Result<Option<CustomStatus>, tokio_postgres::Error> {
     let status: Option<String> = row.try_get("custom_status")?;
     let version: Option<i64> = row.try_get("custom_status_version")?;
     Ok(version.map(|version| (status.map(encode::from_text), encode::from_id(version))))

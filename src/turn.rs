@@ -10,7 +10,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::encode;
-use crate::history::Tail;
+use crate::history::{Occasion, Tail};
 use crate::inner::Inner;
 use crate::token::TurnToken;
 
@@ -82,7 +82,7 @@ impl Inner {
                     cached_event_id: row.try_get("cached_event_id")?,
                     events: texts(row, "history")?,
                 };
-                match self.whole_history(&instance_id, None, tail, true).await {
+                match self.whole_history(&instance_id, None, tail, Occasion::Turn).await {
                     Ok(history) => history,
                     // Trouble that passes is not the instance's fault.
                     Err(failure) if failure.error.is_retryable() => {

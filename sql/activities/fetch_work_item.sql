@@ -4,9 +4,8 @@
 -- p_unless_sessions: if there are, claims nothing. p_cursor_tags, p_cursors: where to go on visiting the sessions of a tag,
 -- as the last answer said.
 --   lease not NULL  a claimed activity; load_error says that it could not be read
---                   history_epoch, history_execution_id, cached_event_id, history: as of read, of its instance, where it is
---                   cheap to tell: what p_node, the process, has in memory, or all of it if another has and it is short.
---                   Whoever executes an activity reads it next
+--                   history_epoch, history_execution_id, cached_event_id, history: as of history_along, for p_node, the
+--                   process. Whoever executes an activity reads it next
 --   lease NULL      the last row, only when nothing was claimed: next_ms until it is worth asking again, NULL if unknown
 -- p_with_care: as for fetch_orchestration_item.
 -- Locks: worker rows, SKIP LOCKED, one after the other; then tries the session. Never waits. Raises DX007.
@@ -145,15 +144,9 @@ begin
                        and w.id = v_row.id
                     returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
                          into instance_id, execution_id, activity_id, id, lease, attempt_count, work_item;
-                    select m.history_epoch, m.cached_execution_id,
-                           case when m.cached_by = p_node then m.cached_event_id else 0 end,
-                           case when m.cached_by <> p_node
-                                then short_history(m.instance_id, m.cached_execution_id, m.cached_event_id) end
+                    select a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
                       into history_epoch, history_execution_id, cached_event_id, history
-                      from mailboxes as m
-                     where m.instance_id = v_row.instance_id
-                       and m.cached_by is not null
-                       and m.cached_event_id is not null;
+                      from history_along(v_row.instance_id, p_node) as a;
                     v_claimed := v_claimed + 1;
                     return next;
                 end loop;
@@ -195,15 +188,9 @@ begin
                            and w.id = d.id
                         returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
                     )
-                    select c.*, m.history_epoch, m.cached_execution_id,
-                           case when m.cached_by = p_node then m.cached_event_id else 0 end,
-                           case when m.cached_by <> p_node
-                                then short_history(m.instance_id, m.cached_execution_id, m.cached_event_id) end
+                    select c.*, a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
                       from claimed as c
-                      left join mailboxes as m
-                        on m.instance_id = c.instance_id
-                       and m.cached_by is not null
-                       and m.cached_event_id is not null
+                     cross join lateral history_along(c.instance_id, p_node) as a
                 loop
                     v_claimed := v_claimed + 1;
                     return next;
@@ -265,6 +252,7 @@ begin
         work_item := null;
         load_error := null;
         history_epoch := null;
+        history := null;
         update worker_queue as w
            set lease = fetch_work_item.lease,
                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',

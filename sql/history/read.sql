@@ -1,5 +1,5 @@
--- All events of the latest execution of each given instance, in order, and its custom status, which is asked for next more
--- often than not; one row an instance, in the order given.
+-- All events of the latest execution of each given instance, in order; one row an instance, in the order given. Also its custom status,
+-- which is asked for next more often than not: version NULL if there is no instance, -1 if the status is too large to be sent unasked.
 -- Of a history that the caller has in memory (its epoch, execution and last event) only later events are returned,
 -- unless it has changed other than by appending, or this server does not know that event: cached_event_id says what the answer adds to, 0 when it is complete.
 create or replace function read(
@@ -19,6 +19,8 @@ create or replace function read(
 language plpgsql stable
 as $$
 #variable_conflict use_column
+declare
+    c_max_status_bytes constant integer := 1024;
 begin
     return query
     select m.history_epoch, l.execution_id, c.event_id,
@@ -29,7 +31,8 @@ begin
                        and h.execution_id = l.execution_id
                        and h.event_id > c.event_id
                      order by h.event_id) as e),
-           i.custom_status, i.custom_status_version
+           case when octet_length(i.custom_status) <= c_max_status_bytes then i.custom_status end,
+           case when octet_length(i.custom_status) > c_max_status_bytes then -1 else i.custom_status_version end
       from unnest(p_instance_ids, p_epochs, p_execution_ids, p_event_ids, p_event_data)
            with ordinality as t (instance_id, epoch, execution_id, event_id, event_data, position)
       left join mailboxes as m on m.instance_id = t.instance_id

@@ -209,7 +209,10 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
                 "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[], \
                  array[null, null]::text[])",
             ),
-            ("short_history", "select short_history('target', 1, 50)"),
+            (
+                "history_along",
+                "select * from history_along('target', gen_random_uuid())",
+            ),
             (
                 "get_custom_status",
                 "select * from get_custom_status(array['target', 'idle-1'], array[-1, 0])",

@@ -21,7 +21,7 @@ use crate::fixtures::{
 };
 use crate::support::{TestSchema, create_extension, database_url};
 
-pub struct Counter {
+struct Counter {
     client: Client,
     pattern: String,
     counts: HashMap<&'static str, i64>,
@@ -29,7 +29,7 @@ pub struct Counter {
 
 impl Counter {
     /// None when the server cannot count.
-    pub async fn new(schema: &TestSchema) -> Option<Self> {
+    async fn new(schema: &TestSchema) -> Option<Self> {
         let client = schema.client().await;
         let preloaded: String = client
             .query_one("select current_setting('shared_preload_libraries')", &[])
@@ -50,7 +50,7 @@ impl Counter {
         })
     }
 
-    pub async fn statements(&self) -> i64 {
+    async fn statements(&self) -> i64 {
         self.client
             .query_one(
                 "select coalesce(sum(calls), 0)::bigint from public.pg_stat_statements where query like $1 and toplevel",

@@ -2,102 +2,114 @@
 
 use std::sync::Arc;
 
-use duroxide::providers::{Provider, TagFilter};
+use duroxide::providers::{ExecutionMetadata, Provider, ProviderAdmin, WorkItem};
 use duroxide::{Event, EventKind};
-use duroxide_postgres::PostgresProvider;
+use duroxide_postgres::{Builder, PostgresProvider};
 
-use super::{INSTANCE, ack, claim, noted, stored, take_turn};
-use crate::fixtures::{self, Ack, LOCK, NOW, activity, create, event, named, scheduled, start, started, turn, work};
-use crate::round_trips::Counter;
-use crate::support::{TestSchema, damage_history};
+use super::changes::Change;
+use super::{INSTANCE, ack, claim, create_cached, next, noted, stored, take_turn};
+use crate::batching::World;
+use crate::fixtures::{self, Ack, LOCK, activity, create, ending, event, named, scheduled, start, started, turn, work};
+use crate::proxy::Proxy;
+use crate::support::damage_history;
 
+const READ: &str = ".read(";
+const STATUS: &str = ".get_custom_status(";
+const FETCH: &str = ".fetch_work_item(";
 /// A task that is held up after the first answer asks again: then it is tried again.
 const TRIES: u64 = 20;
 
-struct Two {
-    schema: TestSchema,
-    near: Arc<PostgresProvider>,
-    far: Arc<PostgresProvider>,
-    counter: Counter,
+/// A process, and what it asks of the server.
+struct Process {
+    provider: Arc<PostgresProvider>,
+    proxy: Proxy,
 }
 
-impl Two {
-    /// Two processes. None if the server cannot count.
-    async fn new() -> Option<Self> {
-        let schema = TestSchema::new();
-        let near = schema.provider().await;
-        let far = schema.provider().await;
-        let counter = Counter::new(&schema).await?;
-        Some(Self {
-            schema,
-            near,
-            far,
-            counter,
-        })
+impl Process {
+    async fn new(world: &World) -> Self {
+        let proxy = Proxy::start(&world.schema.url);
+        let builder = Builder::from_config(proxy.config()).schema(&world.schema.name);
+        Self {
+            provider: Arc::new(builder.connect().await.expect("provider")),
+            proxy,
+        }
     }
 
-    /// Begins an instance with activities for all tries, and further events, here.
-    async fn begin(&self, further: impl IntoIterator<Item = Event>) {
-        let near = &*self.near;
-        near.enqueue_for_orchestrator(start(INSTANCE), None)
-            .await
-            .expect("enqueue");
-        let (_, token, _) = turn(near, LOCK).await;
-        let mut events = vec![started(INSTANCE), scheduled(INSTANCE, 2)];
-        events.extend(further);
-        let first = Ack {
-            events,
-            activities: (0..4 * TRIES).map(|id| activity(INSTANCE, 1000 + id)).collect(),
-            metadata: named(),
-            ..Ack::default()
-        };
-        fixtures::ack(near, &token, first).await.expect("ack");
+    /// Fetches an activity and reads the history of its instance, which must be this one. Whether it came along.
+    async fn reads(&self, all: &[Event]) -> bool {
+        let before = self.proxy.calls_of(READ);
+        work(&*self.provider, LOCK).await;
+        let history = self.provider.read(INSTANCE).await.expect("read");
+        assert_eq!(history, all);
+        self.proxy.calls_of(READ) == before
     }
 
     /// Whether a history ever comes with an activity, in as many tries. Either way it is the right one.
-    async fn comes_along(&self, provider: &PostgresProvider, tries: u64) -> bool {
-        let all = stored(provider, INSTANCE).await;
+    async fn gets_it(&self, tries: u64) -> bool {
+        let all = stored(&*self.provider, INSTANCE).await;
         for _ in 0..tries {
-            let before = self.counter.statements().await;
-            work(provider, LOCK).await;
-            let history = provider.read(INSTANCE).await.expect("read");
-            assert_eq!(history, all);
-            match self.counter.statements().await - before {
-                1 => return true,
-                statements => assert_eq!(statements, 2),
+            if self.reads(&all).await {
+                return true;
             }
         }
         false
     }
 }
 
+async fn two_processes() -> (World, Process, Process) {
+    let world = World::new().await;
+    let (near, far) = (Process::new(&world).await, Process::new(&world).await);
+    (world, near, far)
+}
+
+/// Activities for all tries.
+async fn enqueue_activities(provider: &dyn Provider) {
+    for id in 0..4 * TRIES {
+        let enqueued = provider.enqueue_for_worker(activity(INSTANCE, 1000 + id)).await;
+        enqueued.expect("enqueue");
+    }
+}
+
+/// Begins an instance with activities for all tries, and further events.
+async fn begin(provider: &dyn Provider, further: impl IntoIterator<Item = Event>) {
+    let started_by = provider.enqueue_for_orchestrator(start(INSTANCE), None).await;
+    started_by.expect("enqueue");
+    let (_, token, _) = turn(provider, LOCK).await;
+    let mut events = vec![started(INSTANCE), scheduled(INSTANCE, 2)];
+    events.extend(further);
+    let first = Ack {
+        events,
+        metadata: named(),
+        ..Ack::default()
+    };
+    fixtures::ack(provider, &token, first).await.expect("ack");
+    enqueue_activities(provider).await;
+}
+
 #[tokio::test]
 async fn a_history_comes_with_an_activity() {
-    let Some(two) = Two::new().await else { return };
-    two.begin([]).await;
-    assert!(two.comes_along(&two.near, TRIES).await, "in memory");
-    assert!(
-        two.comes_along(&two.far, TRIES).await,
-        "in the memory of another process"
-    );
+    let (_world, near, far) = two_processes().await;
+    begin(&*near.provider, []).await;
+    assert!(near.gets_it(TRIES).await, "in memory");
+    assert!(far.gets_it(TRIES).await, "in the memory of another process");
     // Now of another process, and longer.
-    take_turn(&*two.far, INSTANCE, "far").await;
-    assert!(two.comes_along(&two.near, TRIES).await, "no longer in memory");
+    take_turn(&*far.provider, INSTANCE, "far").await;
+    assert!(near.gets_it(TRIES).await, "no longer in memory");
 }
 
 /// Many activities in one call.
 #[tokio::test]
 async fn a_history_comes_with_each_of_many_activities() {
-    let Some(two) = Two::new().await else { return };
-    two.begin([]).await;
-    let all = stored(&*two.near, INSTANCE).await;
-    for provider in [&two.near, &two.far] {
-        let mut statements = Vec::new();
+    let (_world, near, far) = two_processes().await;
+    begin(&*near.provider, []).await;
+    let all = stored(&*near.provider, INSTANCE).await;
+    for process in [&near, &far] {
+        let mut fewest = usize::MAX;
         for _ in 0..TRIES / 4 {
-            let before = two.counter.statements().await;
+            let before = process.proxy.calls_of(READ);
             let readers: Vec<_> = (0..8)
                 .map(|_| {
-                    let provider = Arc::clone(provider);
+                    let provider = Arc::clone(&process.provider);
                     tokio::spawn(async move {
                         work(&*provider, LOCK).await;
                         provider.read(INSTANCE).await.expect("read")
@@ -107,133 +119,277 @@ async fn a_history_comes_with_each_of_many_activities() {
             for reader in readers {
                 assert_eq!(reader.await.expect("task"), all);
             }
-            statements.push(two.counter.statements().await - before);
+            fewest = fewest.min(process.proxy.calls_of(READ) - before);
         }
-        assert!(statements.contains(&1), "{statements:?}");
+        assert_eq!(fewest, 0);
     }
 }
 
 #[tokio::test]
 async fn what_is_long_or_large_comes_along_only_from_memory() {
-    let many = (3..=65)
+    let many = (3..=33)
         .map(|id| noted(INSTANCE, id, "one of many"))
         .collect::<Vec<_>>();
-    let large = vec![noted(INSTANCE, 3, &"large ".repeat(3000))];
+    let large = vec![noted(INSTANCE, 3, &"large ".repeat(1500))];
     for further in [many, large] {
-        let Some(two) = Two::new().await else { return };
-        two.begin(further).await;
-        assert!(!two.comes_along(&two.far, 5).await);
-        assert!(two.comes_along(&two.near, TRIES).await);
+        let (_world, near, far) = two_processes().await;
+        begin(&*near.provider, further).await;
+        assert!(!far.gets_it(5).await);
+        assert!(near.gets_it(TRIES).await);
     }
+}
+
+#[tokio::test]
+async fn without_a_memory_nothing_comes_along() {
+    let world = World::with(|builder| builder.history_cache(0)).await;
+    begin(&*world.provider, []).await;
+    let all = stored(&*world.provider, INSTANCE).await;
+    let before = world.proxy.calls_of(READ);
+    for _ in 0..5 {
+        work(&*world.provider, LOCK).await;
+        assert_eq!(world.provider.read(INSTANCE).await.expect("read"), all);
+    }
+    assert_eq!(world.proxy.calls_of(READ) - before, 5);
+}
+
+/// What the database said is in memory may have been forgotten.
+#[tokio::test]
+async fn a_history_that_was_forgotten_is_read() {
+    // Room for about one of them.
+    let world = World::with(|builder| builder.history_cache(40_000)).await;
+    let note = "note".repeat(500);
+    begin(&*world.provider, [noted(INSTANCE, 3, &note)]).await;
+    let all = stored(&*world.provider, INSTANCE).await;
+    for other in 0..20 {
+        create(&*world.provider, &format!("other {other}")).await;
+    }
+    let before = world.proxy.calls_of(READ);
+    work(&*world.provider, LOCK).await;
+    assert_eq!(world.provider.read(INSTANCE).await.expect("read"), all);
+    assert_eq!(world.proxy.calls_of(READ) - before, 1, "it was not forgotten");
+}
+
+/// Whatever was done to a history before the activity was fetched.
+#[tokio::test]
+async fn changes_by_other_hands_come_along() {
+    for change in Change::ALL {
+        let (world, near, far) = two_processes().await;
+        create_cached(&*near.provider, INSTANCE).await;
+        change.prepare(&world).await;
+        take_turn(&*near.provider, INSTANCE, "cached again").await;
+        enqueue_activities(&*near.provider).await;
+        change.make(&world, &*far.provider).await;
+        let all = stored(&*world.provider, INSTANCE).await;
+        for process in [&near, &far] {
+            for _ in 0..5 {
+                process.reads(&all).await;
+            }
+        }
+    }
+}
+
+/// Events of an execution that has not begun are there before its first turn.
+#[tokio::test]
+async fn the_history_of_the_latest_execution_comes_along() {
+    let (world, near, far) = two_processes().await;
+    create_cached(&*near.provider, INSTANCE).await;
+    enqueue_activities(&*near.provider).await;
+    let of_second = |event: Event| Event {
+        execution_id: 2,
+        ..event
+    };
+    let ahead = vec![of_second(noted(INSTANCE, 20, "before its first turn"))];
+    let appended = far.provider.append_with_execution(INSTANCE, 2, ahead).await;
+    appended.expect("append");
+    let (item, token) = claim(&*near.provider, INSTANCE).await;
+    let continued = WorkItem::ContinueAsNew {
+        instance: INSTANCE.to_string(),
+        orchestration: "Test".to_string(),
+        input: "{}".to_string(),
+        version: Some("1.0.0".to_string()),
+        parent_instance: None,
+        parent_id: None,
+        parent_execution_id: None,
+        carry_forward_events: Vec::new(),
+        initial_custom_status: None,
+    };
+    let last = Ack {
+        events: vec![next(INSTANCE, &item.history, "the end")],
+        messages: vec![continued],
+        metadata: ending("ContinuedAsNew"),
+        ..Ack::default()
+    };
+    fixtures::ack(&*near.provider, &token, last).await.expect("ack");
+    let all_of = |execution_id| {
+        let provider = Arc::clone(&world.provider);
+        async move {
+            provider
+                .read_with_execution(INSTANCE, execution_id)
+                .await
+                .expect("read")
+        }
+    };
+    let before = all_of(1).await;
+    assert_eq!(near.provider.read(INSTANCE).await.expect("read"), before);
+    for process in [&near, &far] {
+        process.reads(&before).await;
+    }
+
+    let (_, token, _) = turn(&*near.provider, LOCK).await;
+    let first = Ack {
+        execution_id: Some(2),
+        events: vec![of_second(started(INSTANCE))],
+        metadata: ExecutionMetadata {
+            status: Some("Running".to_string()),
+            ..named()
+        },
+        ..Ack::default()
+    };
+    fixtures::ack(&*near.provider, &token, first).await.expect("ack");
+    let after = all_of(2).await;
+    assert_eq!(after.len(), 2);
+    for process in [&near, &far] {
+        for _ in 0..5 {
+            process.reads(&after).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_new_instance_of_the_same_name_brings_its_own_history() {
+    let (_world, near, far) = two_processes().await;
+    begin(&*near.provider, [noted(INSTANCE, 3, "of the old one")]).await;
+    assert!(near.gets_it(TRIES).await);
+    far.provider.delete_instance(INSTANCE, true).await.expect("delete");
+    begin(&*far.provider, [noted(INSTANCE, 3, "of the new one")]).await;
+    assert!(near.gets_it(TRIES).await);
+    assert!(far.gets_it(TRIES).await);
 }
 
 /// Asked for in between, it would be seen: so it is seen.
 #[tokio::test]
 async fn what_happened_in_between_is_seen() {
-    let Some(two) = Two::new().await else { return };
-    two.begin([]).await;
+    let (_world, near, far) = two_processes().await;
+    begin(&*near.provider, []).await;
     let mut events = 2;
-    for provider in [&*two.near, &*two.far].repeat(5) {
-        work(provider, LOCK).await;
-        take_turn(&*two.far, INSTANCE, "meanwhile").await;
+    for process in [&near, &far].repeat(5) {
+        work(&*process.provider, LOCK).await;
+        take_turn(&*far.provider, INSTANCE, "meanwhile").await;
         events += 1;
-        let history = provider.read(INSTANCE).await.expect("read");
+        let history = process.provider.read(INSTANCE).await.expect("read");
         assert_eq!(history.len(), events);
-        assert_eq!(history, stored(provider, INSTANCE).await);
+        assert_eq!(history, stored(&*process.provider, INSTANCE).await);
     }
 }
 
-/// The task does not go on waiting for anything, but a commit of somebody else has the time to happen.
+/// The task does not wait for anything in between, but a commit of somebody else has the time to happen.
 #[tokio::test]
 async fn what_happened_while_a_thread_was_blocked_is_seen() {
-    let Some(two) = Two::new().await else { return };
-    two.begin([]).await;
-    let (_, token) = claim(&*two.near, INSTANCE).await;
-    work(&*two.near, LOCK).await;
-    let schema = two.schema.builder();
+    let (world, near, _far) = two_processes().await;
+    begin(&*near.provider, []).await;
+    let (_, token) = claim(&*near.provider, INSTANCE).await;
+    let builder = world.schema.builder();
+    work(&*near.provider, LOCK).await;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("runtime").block_on(async {
-                let other = schema.connect().await.expect("provider");
+                let other = builder.connect().await.expect("provider");
                 let event = noted(INSTANCE, 3, "meanwhile");
                 ack(&other, &token, vec![event]).await.expect("ack");
             });
         });
     });
-    assert_eq!(two.near.read(INSTANCE).await.expect("read").len(), 3);
+    assert_eq!(near.provider.read(INSTANCE).await.expect("read").len(), 3);
+}
+
+fn set_status(id: u64, status: Option<&str>) -> Event {
+    let status = status.map(str::to_string);
+    event(INSTANCE, id, EventKind::CustomStatusUpdated { status })
 }
 
 #[tokio::test]
 async fn a_custom_status_comes_with_a_history() {
-    let Some(two) = Two::new().await else { return };
-    let set = |id, status: Option<&str>| {
-        let status = status.map(str::to_string);
-        event(INSTANCE, id, EventKind::CustomStatusUpdated { status })
-    };
-    let changes = [None, Some(Some("half done")), Some(None)];
+    let (_world, near, far) = two_processes().await;
+    create(&*near.provider, INSTANCE).await;
+    let large = "large ".repeat(200);
+    let changes = [None, Some(Some("half done")), Some(None), Some(Some(large.as_str()))];
     for (version, change) in (0..).zip(changes) {
-        match change {
-            None => create(&*two.near, INSTANCE).await,
-            Some(status) => {
-                let (_, token) = claim(&*two.far, INSTANCE).await;
-                ack(&*two.far, &token, vec![set(version + 1, status)])
-                    .await
-                    .expect("ack");
-            }
+        if let Some(status) = change {
+            let (_, token) = claim(&*far.provider, INSTANCE).await;
+            let event = set_status(version + 1, status);
+            ack(&*far.provider, &token, vec![event]).await.expect("ack");
         }
         let expected = (version > 0).then(|| (change.flatten().map(str::to_string), version));
-        let mut statements = Vec::new();
+        let mut came_along = 0;
         for _ in 0..TRIES {
-            let before = two.counter.statements().await;
-            two.near.read(INSTANCE).await.expect("read");
-            let found = two.near.get_custom_status(INSTANCE, 0).await.expect("status");
+            let before = near.proxy.calls_of(STATUS);
+            near.provider.read(INSTANCE).await.expect("read");
+            let found = near.provider.get_custom_status(INSTANCE, 0).await.expect("status");
             assert_eq!(found, expected);
-            // That was its next call; this is another.
-            let found = two.near.get_custom_status(INSTANCE, version).await.expect("status");
+            came_along += u64::from(near.proxy.calls_of(STATUS) == before);
+            // That was its next call; this is another. It has been seen.
+            let found = near
+                .provider
+                .get_custom_status(INSTANCE, version)
+                .await
+                .expect("status");
             assert_eq!(found, None);
-            statements.push(two.counter.statements().await - before);
+            // Compared with what has been seen, also when it came along.
+            near.provider.read(INSTANCE).await.expect("read");
+            let found = near
+                .provider
+                .get_custom_status(INSTANCE, version)
+                .await
+                .expect("status");
+            assert_eq!(found, None);
         }
-        assert!(statements.contains(&2), "version {version}: {statements:?}");
-        assert!(statements.iter().all(|statements| (2..=3).contains(statements)));
+        let is_large = change.flatten() == Some(&large);
+        assert_eq!(came_along == 0, is_large, "version {version}: {came_along}");
     }
-    two.near.read("no such").await.expect("read");
-    assert_eq!(two.near.get_custom_status("no such", 0).await.expect("status"), None);
-}
-
-/// The status that came along is compared with what the caller has seen, like any other.
-#[tokio::test]
-async fn a_custom_status_that_was_seen_does_not_come_again() {
-    let schema = TestSchema::new();
-    let provider = schema.provider().await;
-    create(&*provider, INSTANCE).await;
-    let (_, token) = claim(&*provider, INSTANCE).await;
-    let status = EventKind::CustomStatusUpdated {
-        status: Some("half done".to_string()),
-    };
-    ack(&*provider, &token, vec![event(INSTANCE, 2, status)])
-        .await
-        .expect("ack");
-    for _ in 0..TRIES {
-        provider.read(INSTANCE).await.expect("read");
-        assert_eq!(provider.get_custom_status(INSTANCE, 1).await.expect("status"), None);
-    }
+    near.provider.read("no such").await.expect("read");
+    let found = near.provider.get_custom_status("no such", 0).await.expect("status");
+    assert_eq!(found, None);
 }
 
 /// The activity can be executed; whoever reads the history is told.
 #[tokio::test]
 async fn a_history_that_cannot_be_read_does_not_keep_an_activity() {
-    let Some(two) = Two::new().await else { return };
-    two.begin([]).await;
-    // The trigger for changes by hand makes everybody forget what they have in memory; as if nobody had touched it:
-    let client = two.schema.client().await;
-    if !damage_history(&client, INSTANCE, 5000).await {
+    let (world, near, far) = two_processes().await;
+    begin(&*near.provider, []).await;
+    if !damage_history(&world.admin, INSTANCE, 3000).await {
         return;
     }
+    // The trigger for changes by hand made everybody forget it. As if nobody had touched it:
     let remember = "update mailboxes set cached_by = gen_random_uuid(), cached_execution_id = 1, cached_event_id = 2";
-    client.execute(remember, &[]).await.expect("remember");
-    let fetched = two.far.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly).await;
-    assert!(fetched.expect("fetch").is_some());
-    let error = two.far.read(INSTANCE).await.expect_err("damaged");
+    world.execute(remember, &[]).await;
+    let before = far.proxy.calls_of(FETCH);
+    work(&*far.provider, LOCK).await;
+    assert_eq!(far.proxy.calls_of(FETCH) - before, 2, "again, with care");
+    let error = far.provider.read(INSTANCE).await.expect_err("damaged");
     assert!(error.to_string().contains("missing chunk"), "{error}");
+}
+
+/// An error of the disk counts as one that passes: it may not.
+#[tokio::test]
+async fn a_block_that_cannot_be_read_does_not_keep_activities() {
+    let (world, near, _far) = two_processes().await;
+    begin(&*near.provider, []).await;
+    let signature = "p_instance_id text, p_node uuid, out history_epoch bigint, out history_execution_id bigint, \
+                     out cached_event_id bigint, out history text[]";
+    let broken = format!(
+        "create or replace function history_along({signature}) language plpgsql stable as \
+         $$ begin raise exception 'could not read block 7' using errcode = 'io_error'; end $$"
+    );
+    world.admin.batch_execute(&broken).await.expect("broken");
+    work(&*near.provider, LOCK).await;
+    let workers: Vec<_> = (0..8)
+        .map(|_| {
+            let provider = Arc::clone(&near.provider);
+            tokio::spawn(async move { work(&*provider, LOCK).await })
+        })
+        .collect();
+    for worker in workers {
+        worker.await.expect("an activity");
+    }
 }

@@ -159,7 +159,7 @@ async fn each_execution_has_its_own_history() {
 
 /// What an administrator, or another process without a turn, can do to a history.
 #[derive(Debug, Clone, Copy)]
-enum Change {
+pub(super) enum Change {
     Update,
     DeleteFirst,
     DeleteLast,
@@ -171,7 +171,7 @@ enum Change {
 }
 
 impl Change {
-    const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::Update,
         Self::DeleteFirst,
         Self::DeleteLast,
@@ -182,13 +182,13 @@ impl Change {
     ];
 
     /// What has to be so before the history is cached.
-    async fn prepare(self, world: &World) {
+    pub(super) async fn prepare(self, world: &World) {
         if let Self::AppendEarlier = self {
             world.execute("delete from history where event_id = 2", &[]).await;
         }
     }
 
-    async fn make(self, world: &World, far: &dyn Provider) {
+    pub(super) async fn make(self, world: &World, far: &dyn Provider) {
         let later = serde_json::to_string(&noted(INSTANCE, 9, "by hand")).expect("JSON");
         match self {
             Self::Update => {
