@@ -317,18 +317,8 @@ impl Fetched {
 
 /// What the row of an activity says of the history of its instance.
 fn history_along(row: &Row) -> Result<Option<Tail>, tokio_postgres::Error> {
-    let Some(epoch) = row.try_get("history_epoch")? else {
-        return Ok(None);
-    };
-    let cached_event_id = row.try_get("cached_event_id")?;
-    let events: Option<Vec<String>> = row.try_get("history")?;
-    if cached_event_id == 0 && events.is_none() {
-        return Ok(None);
-    }
-    Ok(Some(Tail {
-        epoch: Some(epoch),
-        execution_id: row.try_get("history_execution_id")?,
-        cached_event_id,
-        events: events.unwrap_or_default(),
-    }))
+    let execution_id: Option<i64> = row.try_get("history_execution_id")?;
+    execution_id
+        .map(|execution_id| Tail::decode(row, execution_id))
+        .transpose()
 }

@@ -6,6 +6,7 @@ use duroxide::Event;
 use duroxide::providers::{ExecutionInfo, InstanceFilter, PruneOptions, PruneResult};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio_postgres::Row;
 use tracing::debug;
 
 use crate::ahead::{self, Ahead};
@@ -72,6 +73,18 @@ pub(crate) struct Tail {
     pub(crate) execution_id: i64,
     pub(crate) cached_event_id: i64,
     pub(crate) events: Vec<String>,
+}
+
+impl Tail {
+    /// Of a row that has it, of this execution.
+    pub(crate) fn decode(row: &Row, execution_id: i64) -> Result<Self, tokio_postgres::Error> {
+        Ok(Self {
+            epoch: row.try_get("history_epoch")?,
+            execution_id,
+            cached_event_id: row.try_get("cached_event_id")?,
+            events: row.try_get::<_, Option<Vec<String>>>("history")?.unwrap_or_default(),
+        })
+    }
 }
 
 /// A history to read.
@@ -167,12 +180,7 @@ impl Inner {
                 .await;
             let answers = sent.and_then(|rows| {
                 let answers = rows.iter().map(|row| {
-                    let tail = Tail {
-                        epoch: row.try_get("history_epoch")?,
-                        execution_id: row.try_get("execution_id")?,
-                        cached_event_id: row.try_get("cached_event_id")?,
-                        events: row.try_get::<_, Option<Vec<String>>>("history")?.unwrap_or_default(),
-                    };
+                    let tail = Tail::decode(row, row.try_get("execution_id")?)?;
                     Ok((tail, status_along(row)?))
                 });
                 answers.collect::<Result<Vec<_>, CallError>>()

@@ -76,12 +76,7 @@ impl Inner {
         let history = match &history_error {
             Some(_) => Vec::new(),
             None => {
-                let tail = Tail {
-                    epoch: row.try_get("history_epoch")?,
-                    execution_id,
-                    cached_event_id: row.try_get("cached_event_id")?,
-                    events: texts(row, "history")?,
-                };
+                let tail = Tail::decode(row, execution_id)?;
                 match self.whole_history(&instance_id, None, tail, Occasion::Turn).await {
                     Ok(history) => history,
                     // Trouble that passes is not the instance's fault.

@@ -251,8 +251,7 @@ begin
         id := v_row.id;
         work_item := null;
         load_error := null;
-        history_epoch := null;
-        history := null;
+        history_execution_id := null;
         update worker_queue as w
            set lease = fetch_work_item.lease,
                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',

@@ -7,9 +7,9 @@ mod memory;
 
 use duroxide::Event;
 use duroxide::EventKind;
-use duroxide::providers::{OrchestrationItem, Provider};
+use duroxide::providers::{ExecutionMetadata, OrchestrationItem, Provider, WorkItem};
 
-use crate::fixtures::{self, Ack, LOCK, create, raised, turn};
+use crate::fixtures::{self, Ack, LOCK, create, ending, named, raised, started, turn};
 
 const INSTANCE: &str = "instance";
 
@@ -64,6 +64,47 @@ async fn create_cached(provider: &dyn Provider, instance: &str) {
         take_turn(provider, instance, note).await;
     }
     assert_eq!(provider.read(instance).await.expect("read").len(), 4);
+}
+
+/// A turn that ends an execution; a message that starts the next is left.
+async fn continue_as_new(provider: &dyn Provider, execution_id: u64) {
+    let (item, token) = claim(provider, INSTANCE).await;
+    let continued = WorkItem::ContinueAsNew {
+        instance: INSTANCE.to_string(),
+        orchestration: "Test".to_string(),
+        input: format!("{}", execution_id + 1),
+        version: Some("1.0.0".to_string()),
+        parent_instance: None,
+        parent_id: None,
+        parent_execution_id: None,
+        carry_forward_events: Vec::new(),
+        initial_custom_status: None,
+    };
+    let last = Ack {
+        execution_id: Some(execution_id),
+        events: vec![next(INSTANCE, &item.history, "the end")],
+        messages: vec![continued],
+        metadata: ending("ContinuedAsNew"),
+        ..Ack::default()
+    };
+    fixtures::ack(provider, &token, last).await.expect("ack");
+}
+
+/// Ends the first turn of an execution that continues another.
+async fn ack_first_of(provider: &dyn Provider, token: &str, execution_id: u64) {
+    let first = Ack {
+        execution_id: Some(execution_id),
+        events: vec![Event {
+            execution_id,
+            ..started(INSTANCE)
+        }],
+        metadata: ExecutionMetadata {
+            status: Some("Running".to_string()),
+            ..named()
+        },
+        ..Ack::default()
+    };
+    fixtures::ack(provider, token, first).await.expect("ack");
 }
 
 /// All of an execution, past every cache.

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use duroxide::providers::{ExecutionMetadata, Provider, ProviderAdmin, WorkItem};
+use duroxide::providers::{Provider, ProviderAdmin};
 use duroxide::{Event, EventKind};
 use duroxide_postgres::{Builder, PostgresProvider};
 
 use super::changes::Change;
-use super::{INSTANCE, ack, claim, create_cached, next, noted, stored, take_turn};
+use super::{INSTANCE, ack, ack_first_of, claim, continue_as_new, create_cached, noted, stored, take_turn};
 use crate::batching::World;
-use crate::fixtures::{self, Ack, LOCK, activity, create, ending, event, named, scheduled, start, started, turn, work};
+use crate::fixtures::{self, Ack, LOCK, activity, create, event, named, scheduled, start, started, turn, work};
 use crate::proxy::Proxy;
 use crate::support::damage_history;
 
@@ -60,6 +60,13 @@ async fn two_processes() -> (World, Process, Process) {
     let world = World::new().await;
     let (near, far) = (Process::new(&world).await, Process::new(&world).await);
     (world, near, far)
+}
+
+/// Several times, so that it comes along at least once.
+async fn both_read(near: &Process, far: &Process, all: &[Event]) {
+    for process in [near, far].repeat(5) {
+        process.reads(all).await;
+    }
 }
 
 /// Activities for all tries.
@@ -180,11 +187,7 @@ async fn changes_by_other_hands_come_along() {
         enqueue_activities(&*near.provider).await;
         change.make(&world, &*far.provider).await;
         let all = stored(&*world.provider, INSTANCE).await;
-        for process in [&near, &far] {
-            for _ in 0..5 {
-                process.reads(&all).await;
-            }
-        }
+        both_read(&near, &far, &all).await;
     }
 }
 
@@ -194,32 +197,13 @@ async fn the_history_of_the_latest_execution_comes_along() {
     let (world, near, far) = two_processes().await;
     create_cached(&*near.provider, INSTANCE).await;
     enqueue_activities(&*near.provider).await;
-    let of_second = |event: Event| Event {
+    let early = Event {
         execution_id: 2,
-        ..event
+        ..noted(INSTANCE, 20, "before its first turn")
     };
-    let ahead = vec![of_second(noted(INSTANCE, 20, "before its first turn"))];
-    let appended = far.provider.append_with_execution(INSTANCE, 2, ahead).await;
+    let appended = far.provider.append_with_execution(INSTANCE, 2, vec![early]).await;
     appended.expect("append");
-    let (item, token) = claim(&*near.provider, INSTANCE).await;
-    let continued = WorkItem::ContinueAsNew {
-        instance: INSTANCE.to_string(),
-        orchestration: "Test".to_string(),
-        input: "{}".to_string(),
-        version: Some("1.0.0".to_string()),
-        parent_instance: None,
-        parent_id: None,
-        parent_execution_id: None,
-        carry_forward_events: Vec::new(),
-        initial_custom_status: None,
-    };
-    let last = Ack {
-        events: vec![next(INSTANCE, &item.history, "the end")],
-        messages: vec![continued],
-        metadata: ending("ContinuedAsNew"),
-        ..Ack::default()
-    };
-    fixtures::ack(&*near.provider, &token, last).await.expect("ack");
+    continue_as_new(&*near.provider, 1).await;
     let all_of = |execution_id| {
         let provider = Arc::clone(&world.provider);
         async move {
@@ -231,28 +215,13 @@ async fn the_history_of_the_latest_execution_comes_along() {
     };
     let before = all_of(1).await;
     assert_eq!(near.provider.read(INSTANCE).await.expect("read"), before);
-    for process in [&near, &far] {
-        process.reads(&before).await;
-    }
+    both_read(&near, &far, &before).await;
 
     let (_, token, _) = turn(&*near.provider, LOCK).await;
-    let first = Ack {
-        execution_id: Some(2),
-        events: vec![of_second(started(INSTANCE))],
-        metadata: ExecutionMetadata {
-            status: Some("Running".to_string()),
-            ..named()
-        },
-        ..Ack::default()
-    };
-    fixtures::ack(&*near.provider, &token, first).await.expect("ack");
+    ack_first_of(&*near.provider, &token, 2).await;
     let after = all_of(2).await;
     assert_eq!(after.len(), 2);
-    for process in [&near, &far] {
-        for _ in 0..5 {
-            process.reads(&after).await;
-        }
-    }
+    both_read(&near, &far, &after).await;
 }
 
 #[tokio::test]

@@ -1,11 +1,13 @@
 //! Histories that change by other hands: another process, a deletion, an administrator.
 
-use duroxide::Event;
-use duroxide::providers::{ExecutionMetadata, Provider, ProviderAdmin, WorkItem};
+use duroxide::providers::{Provider, ProviderAdmin};
 
-use super::{INSTANCE, ack, assert_sees_what_is_stored, claim, create_cached, next, noted, stored, take_turn};
+use super::{
+    INSTANCE, ack, ack_first_of, assert_sees_what_is_stored, claim, continue_as_new, create_cached, next, noted,
+    stored, take_turn,
+};
 use crate::batching::World;
-use crate::fixtures::{self, Ack, LOCK, create, ending, named, started};
+use crate::fixtures::{self, Ack, LOCK, create};
 
 #[tokio::test]
 async fn two_processes_take_turns_on_one_instance() {
@@ -98,45 +100,14 @@ async fn each_execution_has_its_own_history() {
     create_cached(near, INSTANCE).await;
     for execution_id in 2..5 {
         // The execution before ends, and a message starts the next.
-        let (item, token) = claim(near, INSTANCE).await;
-        let continued = WorkItem::ContinueAsNew {
-            instance: INSTANCE.to_string(),
-            orchestration: "Test".to_string(),
-            input: format!("{execution_id}"),
-            version: Some("1.0.0".to_string()),
-            parent_instance: None,
-            parent_id: None,
-            parent_execution_id: None,
-            carry_forward_events: Vec::new(),
-            initial_custom_status: None,
-        };
-        let last = Ack {
-            execution_id: Some(execution_id - 1),
-            events: vec![next(INSTANCE, &item.history, "the end")],
-            messages: vec![continued],
-            metadata: ending("ContinuedAsNew"),
-            ..Ack::default()
-        };
-        fixtures::ack(near, &token, last).await.expect("ack");
+        continue_as_new(near, execution_id - 1).await;
 
         let runs = if execution_id % 2 == 0 { near } else { far };
         let (item, token, _) = fixtures::turn(runs, LOCK).await;
         assert_eq!(item.execution_id, execution_id - 1);
         let before = near.read_with_execution(INSTANCE, execution_id - 1).await;
         assert_eq!(item.history, before.expect("read"));
-        let first = Ack {
-            execution_id: Some(execution_id),
-            events: vec![Event {
-                execution_id,
-                ..started(INSTANCE)
-            }],
-            metadata: ExecutionMetadata {
-                status: Some("Running".to_string()),
-                ..named()
-            },
-            ..Ack::default()
-        };
-        fixtures::ack(runs, &token, first).await.expect("ack");
+        ack_first_of(runs, &token, execution_id).await;
 
         for note in 2..5 {
             let all = far.read_with_execution(INSTANCE, execution_id).await.expect("read");
