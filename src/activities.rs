@@ -15,9 +15,11 @@ use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::follow::Follow;
+use crate::handover::during;
 use crate::inner::Inner;
 use crate::messages::enqueue_error;
 use crate::token::ActivityToken;
+use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
 use crate::work_item::{Activities, completion};
 
@@ -56,9 +58,11 @@ impl Inner {
             Err(failed) => {
                 let acks = [Arc::clone(&ack)];
                 let columns = ActivityAcks::new(&acks);
+                let turns = TurnHandover::none(self);
+                let parameters = columns.parameters(&turns);
                 let answer = self
                     .caller
-                    .call_within_lease(OPERATION, &columns.parameters(), self.activity_lease(&ack), failed)
+                    .call_within_lease(OPERATION, &parameters, self.activity_lease(&ack), failed)
                     .await;
                 self.activities_ended(&acks, None);
                 answer.and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
@@ -86,17 +90,26 @@ impl Inner {
         self: Arc<Self>,
         acks: Vec<Arc<ActivityAck>>,
     ) -> BoxFuture<'static, Vec<Result<bool, CallError>>> {
+        const OPERATION: &str = "ack_work_item";
         async move {
             let columns = ActivityAcks::new(&acks);
-            let leases = acks.iter().map(|ack| self.activity_lease(ack));
-            let completes = acks.iter().any(|ack| ack.completion.is_some());
-            let follow = Follow::new(&self, [completes.then_some(Queue::Orchestrator)]);
-            let sent = self
-                .caller
-                .call_within_leases("ack_work_item", &columns.parameters(), leases, &follow)
-                .await;
-            if sent.is_ok() {
-                // Here, because a caller may have gone away.
+            let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
+            let mut turns = TurnHandover::new(&self, completed.map(|(instance_id, _)| instance_id.as_str()));
+            let follow = Follow::new(&self, [(!turns.covers_all()).then_some(Queue::Orchestrator)]);
+            let call = async |turns: &TurnHandover| {
+                let leases = acks.iter().map(|ack| self.activity_lease(ack));
+                let parameters = columns.parameters(turns);
+                let call = self.caller.call_within_leases(OPERATION, &parameters, leases, &follow);
+                during(turns.handover(), call).await
+            };
+            let mut sent = call(&turns).await;
+            if turns.may_have_spoilt(OPERATION, &sent) {
+                turns = turns.without_turns();
+                sent = call(&turns).await;
+            }
+            // Here, because a caller may have gone away.
+            let all_handed_over = turns.land(&sent).await;
+            if sent.is_ok() && !all_handed_over {
                 self.activities_ended(&acks, Some(follow.id()));
             }
             batch::answers(sent.and_then(|rows| done(&rows)), acks.len())

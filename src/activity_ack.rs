@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::batch;
 use crate::error::CallError;
 use crate::token::ActivityToken;
+use crate::turn_handover::TurnHandover;
 
 /// The end of an activity.
 pub(crate) struct ActivityAck {
@@ -68,8 +69,8 @@ impl<'a> ActivityAcks<'a> {
         columns
     }
 
-    pub(crate) fn parameters(&self) -> [&(dyn ToSql + Sync); 7] {
-        [
+    pub(crate) fn parameters<'b>(&'b self, turns: &'b TurnHandover) -> Vec<&'b (dyn ToSql + Sync)> {
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
             &self.instance_ids,
             &self.execution_ids,
             &self.activity_ids,
@@ -77,7 +78,9 @@ impl<'a> ActivityAcks<'a> {
             &self.leases,
             &self.completion_instance_ids,
             &self.completions,
-        ]
+        ];
+        parameters.extend(turns.parameters());
+        parameters
     }
 }
 

@@ -32,6 +32,12 @@ pub(crate) struct Claimed {
     ahead: Option<(String, Tail)>,
 }
 
+impl Claimed {
+    pub(crate) fn new(activity: Activity, ahead: Option<(String, Tail)>) -> Self {
+        Self { activity, ahead }
+    }
+}
+
 /// What a worker asks for, in the terms of the function.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ActivityRequest {
@@ -73,6 +79,15 @@ impl poll::Request for ActivityRequest {
 }
 
 impl ActivityRequest {
+    pub(crate) fn lock_timeout(&self) -> Duration {
+        self.lock_timeout
+    }
+
+    /// Whether activities with this routing key are among what it asks for.
+    pub(crate) fn takes(&self, tag: &String) -> bool {
+        self.tags.as_ref().is_none_or(|tags| tags.contains(tag))
+    }
+
     fn new(
         lock_timeout: Duration,
         session: Option<&SessionFetchConfig>,

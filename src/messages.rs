@@ -7,14 +7,19 @@ use duroxide::providers::WorkItem;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use crate::batch;
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::follow::Follow;
+use crate::handover::during;
 use crate::inner::Inner;
+use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
 use crate::work_item::Messages;
+
+const OPERATION: &str = "enqueue_for_orchestrator";
 
 impl Inner {
     pub(crate) async fn enqueue_for_orchestrator(
@@ -22,7 +27,6 @@ impl Inner {
         item: &WorkItem,
         delay: Option<Duration>,
     ) -> Result<(), Failure> {
-        const OPERATION: &str = "enqueue_for_orchestrator";
         let mut messages = Messages::default();
         messages.push(OPERATION, item)?;
         if delay.is_some() {
@@ -43,17 +47,31 @@ impl Inner {
         messages: Vec<Arc<Message>>,
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
-            let at_once = messages.iter().any(|message| message.is_due_at_once());
-            let follow = Follow::new(&self, [at_once.then_some(Queue::Orchestrator)]);
-            let sent = self.send_message_columns(&messages, &follow).await;
+            let at_once = messages.iter().filter(|message| message.is_due_at_once());
+            let instance_ids = at_once.flat_map(|message| &message.columns.instance_ids);
+            let mut turns = TurnHandover::new(&self, instance_ids.map(String::as_str));
+            let follow = Follow::new(&self, [(!turns.covers_all()).then_some(Queue::Orchestrator)]);
+            let mut sent = self.send_message_columns(&messages, &turns, &follow).await;
+            if turns.may_have_spoilt(OPERATION, &sent) {
+                turns = turns.without_turns();
+                sent = self.send_message_columns(&messages, &turns, &follow).await;
+            }
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
-            self.enqueued(Queue::Orchestrator, Some(follow.id()));
+            let all_at_once = messages.iter().all(|message| message.is_due_at_once());
+            if !turns.land(&sent).await || !all_at_once {
+                self.enqueued(Queue::Orchestrator, Some(follow.id()));
+            }
             batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
         }
         .boxed()
     }
 
-    async fn send_message_columns(&self, messages: &[Arc<Message>], follow: &Follow) -> Result<Vec<Row>, CallError> {
+    async fn send_message_columns(
+        &self,
+        messages: &[Arc<Message>],
+        turns: &TurnHandover,
+        follow: &Follow,
+    ) -> Result<Vec<Row>, CallError> {
         let column = |text: fn(&Messages) -> &Vec<String>| -> Vec<&str> {
             messages
                 .iter()
@@ -72,19 +90,12 @@ impl Inner {
             .copied()
             .collect();
         let delays_ms: Vec<Option<i64>> = messages.iter().map(|message| message.delay_ms).collect();
-        self.caller
-            .call_followed(
-                "enqueue_for_orchestrator",
-                &[
-                    &column(|columns| &columns.instance_ids),
-                    &kinds,
-                    &column(|columns| &columns.items),
-                    &visible_at_ms,
-                    &delays_ms,
-                ],
-                Some(follow),
-            )
-            .await
+        let instance_ids = column(|columns| &columns.instance_ids);
+        let items = column(|columns| &columns.items);
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&instance_ids, &kinds, &items, &visible_at_ms, &delays_ms];
+        parameters.extend(turns.parameters());
+        let call = self.caller.call_followed(OPERATION, &parameters, Some(follow));
+        during(turns.handover(), call).await
     }
 }
 

@@ -9,12 +9,14 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tracing::warn;
 
+use crate::activity_handover::ActivityHandover;
 use crate::batch;
 use crate::call::{Answer, Connection, LeaseCall};
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::follow::Follow;
 use crate::granted::Granted;
+use crate::handover::during;
 use crate::inner::Inner;
 use crate::poll::{self, Fetch, Found, Line};
 use crate::token::TurnToken;
@@ -41,9 +43,9 @@ fn version_range(filter: Option<&DispatcherCapabilityFilter>) -> Option<(i64, i6
 /// What a dispatcher asks for, in the terms of the function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TurnRequest {
-    lock_timeout: Duration,
-    min_version: i64,
-    max_version: i64,
+    pub(crate) lock_timeout: Duration,
+    pub(crate) min_version: i64,
+    pub(crate) max_version: i64,
 }
 
 impl poll::Request for TurnRequest {
@@ -146,7 +148,7 @@ impl Inner {
         token: &str,
         execution_id: u64,
         history_delta: Vec<Event>,
-        worker_items: &[WorkItem],
+        worker_items: Vec<WorkItem>,
         orchestrator_items: &[WorkItem],
         metadata: &ExecutionMetadata,
         cancelled_activities: &[ScheduledActivityIdentifier],
@@ -171,17 +173,20 @@ impl Inner {
                 repeated: false,
             },
             Err(failed) => {
+                // Nobody waits for a repetition: it hands nothing over, and gives back what the first attempt did.
+                let lease_ms = vec![None; ack.worker_items.len()];
                 let answer = self
                     .caller
                     .call_within_lease(
                         OPERATION,
-                        &Columns::new(&ack).parameters(),
+                        &Columns::new(&ack, &lease_ms).parameters(),
                         self.turn_lease(&ack),
                         failed,
                     )
                     .await
                     .and_then(|rows| TurnAnswer::decode(&rows));
-                self.turns_ended(std::slice::from_ref(&ack), answer.result.as_deref(), None);
+                let leaves_activities = !ack.worker_items.is_empty();
+                self.turns_ended(answer.result.as_deref(), leaves_activities, None);
                 answer.and_then(|mut answers| answers.pop().ok_or(CallError::NoAnswer)?.held(&ack))
             }
         };
@@ -195,8 +200,8 @@ impl Inner {
     /// Turns may have left or sent something.
     fn turns_ended(
         self: &Arc<Self>,
-        acks: &[Arc<TurnAck>],
         answers: Result<&[TurnAnswer], &CallError>,
+        leaves_activities: bool,
         behind: Option<u64>,
     ) {
         // Whoever does not know better looks once too often.
@@ -207,15 +212,14 @@ impl Inner {
         }) {
             self.enqueued(Queue::Orchestrator, behind);
         }
-        if acks.iter().any(|ack| !ack.activities.items.is_empty()) {
+        if leaves_activities {
             self.enqueued(Queue::Worker, behind);
         }
     }
 
     /// What the ends of turns fill at once: later is not worth a look behind them.
-    fn follow_turns(self: &Arc<Self>, acks: &[Arc<TurnAck>]) -> Follow {
+    fn follow_turns(self: &Arc<Self>, acks: &[Arc<TurnAck>], activities: bool) -> Follow {
         let messages = acks.iter().any(|ack| ack.messages.visible_at_ms.contains(&None));
-        let activities = acks.iter().any(|ack| !ack.activities.items.is_empty());
         Follow::new(
             self,
             [
@@ -239,27 +243,35 @@ impl Inner {
     ) -> BoxFuture<'static, Vec<Result<TurnAnswer, CallError>>> {
         async move {
             let leases = acks.iter().map(|ack| self.turn_lease(ack));
-            let follow = self.follow_turns(&acks);
+            let handover = ActivityHandover::new(&self, &acks);
+            let follow = self.follow_turns(&acks, handover.leaves_some());
+            let lease_ms = handover.lease_ms();
             let sent = match acks.as_slice() {
                 // Alone it is cheaper.
                 [ack] => {
-                    let columns = Columns::new(ack);
+                    let columns = Columns::new(ack, lease_ms);
                     let parameters = columns.parameters();
-                    self.caller
-                        .call_within_leases("ack_orchestration_item", &parameters, leases, &follow)
-                        .await
+                    let call = self
+                        .caller
+                        .call_within_leases("ack_orchestration_item", &parameters, leases, &follow);
+                    during(handover.handovers(), call).await
                 }
                 _ => {
-                    let columns = TurnAcks::new(&acks);
+                    let columns = TurnAcks::new(&acks, lease_ms);
                     let parameters = columns.parameters();
-                    self.caller
-                        .call_within_leases("ack_orchestration_items", &parameters, leases, &follow)
-                        .await
+                    let call = self
+                        .caller
+                        .call_within_leases("ack_orchestration_items", &parameters, leases, &follow);
+                    during(handover.handovers(), call).await
                 }
             };
             let answers = sent.and_then(|rows| TurnAnswer::decode(&rows));
             // Here, because a caller may have gone away.
-            self.turns_ended(&acks, answers.as_deref(), Some(follow.id()));
+            let leaves_activities = handover.leaves_some();
+            if let Ok(answers) = &answers {
+                handover.land(&acks, answers);
+            }
+            self.turns_ended(answers.as_deref(), leaves_activities, Some(follow.id()));
             batch::answers(answers, acks.len())
         }
         .boxed()

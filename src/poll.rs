@@ -78,7 +78,7 @@ impl<R: Request> Default for Line<R> {
 }
 
 impl<R: Request> Line<R> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<R, Group<R::Item>>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<R, Group<R::Item>>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -214,8 +214,14 @@ impl<R: Request> Line<R> {
             let Some(group) = groups.get_mut(request) else {
                 return;
             };
-            departed = group.landed(sent.id);
+            departed = group.landed(sent);
             match found {
+                // It tells nothing of the queue; who got nothing looks for itself.
+                found if sent.reason == Reason::Handed => {
+                    for granted in found.into_iter().flat_map(|found| found.granted) {
+                        unwanted.extend(group.hand_out(sent.id, granted));
+                    }
+                }
                 Ok(found) => {
                     let enough = found.granted.len() >= sent.wanted;
                     let nothing = found.granted.is_empty();
@@ -269,15 +275,9 @@ impl<R: Request> Line<R> {
 
 /// A look goes on to its end even if all callers go away: only then is known what was granted. Not to be called under the
 /// lock: it may be dropped at once.
-fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, mut sent: Sent, behind: Option<Connection>) -> Carried<()> {
+fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Sent, behind: Option<Connection>) -> Carried<()> {
     let wanted = sent.wanted;
-    let look = Look {
-        inner: Arc::clone(inner),
-        request: request.clone(),
-        span: LookSpan::begin(R::QUEUE, sent.reason, wanted, &std::mem::take(&mut sent.callers)),
-        sent,
-        found: None,
-    };
+    let look = Look::new(inner, request, sent);
     let looking = async move {
         let request = look.request.clone();
         let found = request.look(Arc::clone(&look.inner), wanted, behind);
@@ -290,7 +290,7 @@ fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, mut sent: Sent, behind
 }
 
 /// Looks in a task of its own.
-fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>, behind: Option<Connection>) {
+pub(crate) fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>, behind: Option<Connection>) {
     drop(sent.map(|sent| make_look(inner, request, sent, behind)));
 }
 
@@ -316,16 +316,27 @@ impl<R: Request> Drop for Place<'_, R> {
 }
 
 /// A look on the wire. It lands also when its task is cancelled because the runtime shuts down.
-struct Look<R: Request> {
-    inner: Arc<Inner>,
-    request: R,
+pub(crate) struct Look<R: Request> {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) request: R,
     span: LookSpan,
-    sent: Sent,
+    pub(crate) sent: Sent,
     found: Option<Result<Found<R::Item>, Failure>>,
 }
 
 impl<R: Request> Look<R> {
-    fn land(mut self, found: Result<Found<R::Item>, Failure>) {
+    pub(crate) fn new(inner: &Arc<Inner>, request: &R, mut sent: Sent) -> Self {
+        let callers = std::mem::take(&mut sent.callers);
+        Self {
+            inner: Arc::clone(inner),
+            request: request.clone(),
+            span: LookSpan::begin(R::QUEUE, sent.reason, sent.wanted, &callers),
+            sent,
+            found: None,
+        }
+    }
+
+    pub(crate) fn land(mut self, found: Result<Found<R::Item>, Failure>) {
         self.found = Some(found);
         drop(self);
     }

@@ -152,7 +152,7 @@ impl Provider for PostgresProvider {
                 lock_token,
                 execution_id,
                 history_delta,
-                &worker_items,
+                worker_items,
                 &orchestrator_items,
                 &metadata,
                 &cancelled_activities,

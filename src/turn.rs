@@ -52,12 +52,24 @@ impl Inner {
                 count: row.try_get("dropped")?,
             });
         };
+        let load_error = row.try_get("load_error")?;
+        self.decode_claimed(row, instance_id, lease, load_error).await
+    }
+
+    /// A row of a claimed turn.
+    pub(crate) async fn decode_claimed(
+        &self,
+        row: &Row,
+        instance_id: String,
+        lease: Uuid,
+        load_error: Option<String>,
+    ) -> Result<Fetched, tokio_postgres::Error> {
         let token = TurnToken {
             lease,
             instance_id: instance_id.clone(),
         };
 
-        let mut history_error: Option<String> = row.try_get("load_error")?;
+        let mut history_error = load_error;
         let messages = texts(row, "messages")?
             .iter()
             .filter_map(|text| match serde_json::from_str::<WorkItem>(text) {

@@ -20,6 +20,9 @@ pub(crate) struct TurnAck {
     pub(crate) execution_id: i64,
     pub(crate) events: Events,
     pub(crate) activities: Activities,
+    /// The same, as the runtime has them, and the leases of those that are handed over to somebody who waits.
+    pub(crate) worker_items: Vec<WorkItem>,
+    pub(crate) activity_leases: Vec<Uuid>,
     pub(crate) messages: Messages,
     /// The process, if it keeps the history in memory.
     pub(crate) node: Option<Uuid>,
@@ -48,15 +51,23 @@ pub(crate) struct TurnAnswer {
     /// None if the same call had already committed.
     pub(crate) done: Option<bool>,
     pub(crate) due_ms: Option<i64>,
+    /// Of those activities of the call that were handed over, the row; with the first answer.
+    pub(crate) handed: Vec<(Uuid, i64)>,
+    /// If this process has all of the turn's history in memory, and something was handed over.
+    pub(crate) history_epoch: Option<i64>,
 }
 
 impl TurnAnswer {
     /// One answer a turn.
     pub(crate) fn decode(rows: &[Row]) -> Result<Vec<Self>, CallError> {
         let answer = |row: &Row| {
+            let leases: Option<Vec<Uuid>> = row.try_get("handed_leases")?;
+            let ids: Option<Vec<i64>> = row.try_get("handed_ids")?;
             Ok(Self {
                 done: row.try_get("done")?,
                 due_ms: row.try_get("due_ms")?,
+                handed: leases.into_iter().flatten().zip(ids.into_iter().flatten()).collect(),
+                history_epoch: row.try_get("history_epoch")?,
             })
         };
         rows.iter().map(answer).collect()
@@ -82,13 +93,13 @@ impl TurnAck {
         token: TurnToken,
         execution_id: u64,
         history_delta: &[Event],
-        worker_items: &[WorkItem],
+        worker_items: Vec<WorkItem>,
         orchestrator_items: &[WorkItem],
         metadata: &ExecutionMetadata,
         cancelled_activities: &[ScheduledActivityIdentifier],
     ) -> Result<Self, Failure> {
         let mut activities = Activities::default();
-        for item in worker_items {
+        for item in &worker_items {
             activities.push(operation, item)?;
         }
         let mut messages = Messages::default();
@@ -118,6 +129,8 @@ impl TurnAck {
             events: Events::encode(operation, history_delta)?,
             kv: KvChanges::encode(operation, history_delta)?,
             activities,
+            activity_leases: worker_items.iter().map(|_| Uuid::new_v4()).collect(),
+            worker_items,
             messages,
             cancelled,
             node: None,
@@ -165,6 +178,7 @@ impl TurnAck {
 /// What of a turn the function wants in another form.
 pub(crate) struct Columns<'a> {
     ack: &'a TurnAck,
+    lease_ms: &'a [Option<i64>],
     sets_custom_status: bool,
     custom_status: Option<&'a str>,
     first_event_id: Option<i64>,
@@ -173,12 +187,14 @@ pub(crate) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    pub(crate) fn new(ack: &'a TurnAck) -> Self {
+    /// `lease_ms`: how long the lease is of each activity that is handed over.
+    pub(crate) fn new(ack: &'a TurnAck, lease_ms: &'a [Option<i64>]) -> Self {
         let mut targets: Vec<_> = ack.targets().collect();
         targets.sort_unstable();
         targets.dedup();
         Self {
             ack,
+            lease_ms,
             sets_custom_status: ack.custom_status.is_some(),
             custom_status: ack.custom_status.as_ref().and_then(Option::as_deref),
             first_event_id: ack.first_event_id(),
@@ -218,6 +234,8 @@ impl<'a> Columns<'a> {
             &ack.activities.tags,
             &ack.activities.sessions,
             &ack.activities.items,
+            &ack.activity_leases,
+            &self.lease_ms,
             &ack.cancelled.instance_ids,
             &ack.cancelled.execution_ids,
             &ack.cancelled.activity_ids,

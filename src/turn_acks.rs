@@ -40,6 +40,8 @@ pub(crate) struct TurnAcks<'a> {
     activity_tags: Vec<&'a str>,
     activity_sessions: Vec<&'a str>,
     activity_items: Vec<&'a str>,
+    activity_leases: Vec<Uuid>,
+    activity_lease_ms: &'a [Option<i64>],
     cancel_turns: Vec<i32>,
     cancel_instance_ids: Vec<&'a str>,
     cancel_execution_ids: Vec<i64>,
@@ -53,8 +55,12 @@ pub(crate) struct TurnAcks<'a> {
 }
 
 impl<'a> TurnAcks<'a> {
-    pub(crate) fn new(acks: &'a [Arc<TurnAck>]) -> Self {
-        let mut columns = Self::default();
+    /// `lease_ms`: how long the lease is of each activity, of all turns, that is handed over.
+    pub(crate) fn new(acks: &'a [Arc<TurnAck>], lease_ms: &'a [Option<i64>]) -> Self {
+        let mut columns = Self {
+            activity_lease_ms: lease_ms,
+            ..Self::default()
+        };
         for (turn, ack) in (1..).zip(acks) {
             columns.push(turn, ack);
         }
@@ -112,6 +118,7 @@ impl<'a> TurnAcks<'a> {
         self.activity_tags.extend(activities.tags.iter().map(String::as_str));
         self.activity_sessions
             .extend(activities.sessions.iter().map(String::as_str));
+        self.activity_leases.extend(&ack.activity_leases);
 
         let cancelled = &ack.cancelled;
         add(
@@ -166,6 +173,8 @@ impl<'a> TurnAcks<'a> {
             &self.activity_tags,
             &self.activity_sessions,
             &self.activity_items,
+            &self.activity_leases,
+            &self.activity_lease_ms,
             &self.cancel_turns,
             &self.cancel_instance_ids,
             &self.cancel_execution_ids,

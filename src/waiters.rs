@@ -55,6 +55,8 @@ pub(crate) enum Reason {
     Enqueued,
     /// This process is about to: the look goes out right behind the call that does.
     Behind,
+    /// This process is about to, and that call brings it as well: no look goes out at all.
+    Handed,
     /// Another process said so.
     Notified,
     /// It is the time the database gave: of a timer, a delayed message or the end of a lease.
@@ -77,6 +79,7 @@ impl Reason {
             Self::Asked => "asked",
             Self::Enqueued => "enqueued",
             Self::Behind => "behind",
+            Self::Handed => "handed",
             Self::Notified => "notified",
             Self::Due => "due",
             Self::Fallback => "fallback",
@@ -180,18 +183,40 @@ impl<T> Group<T> {
         };
         self.looks += 1;
         self.sent_at = now;
+        let reason = self.woken.take().unwrap_or(quiet);
+        Some(self.send(MAX_ITEMS, reason))
+    }
+
+    /// How many wait where nothing was to be found at the last look, and have none on the wire.
+    pub(crate) fn unserved(&mut self, now: Instant) -> usize {
+        if self.woken.is_some() || self.quiet_until <= now {
+            // What is in the queue already comes first.
+            return 0;
+        }
+        let is_unserved = |waiter: &&Waiter<T>| waiter.look.is_none() && !waiter.answer.is_closed();
+        self.waiters.iter().filter(is_unserved).count()
+    }
+
+    /// Something is under way to so many of those who have no look on the wire.
+    pub(crate) fn hand_over(&mut self, wanted: usize) -> Sent {
+        self.waiters.retain(|waiter| !waiter.answer.is_closed());
+        self.send(wanted, Reason::Handed)
+    }
+
+    /// For at most so many of those who have no look on the wire.
+    fn send(&mut self, most: usize, reason: Reason) -> Sent {
         self.next_id += 1;
         let mut sent = Sent {
             id: self.next_id,
             wanted: 0,
-            reason: self.woken.take().unwrap_or(quiet),
+            reason,
             callers: Vec::new(),
         };
         for waiter in self
             .waiters
             .iter_mut()
             .filter(|waiter| waiter.look.is_none())
-            .take(MAX_ITEMS)
+            .take(most)
         {
             waiter.look = Some(sent.id);
             sent.wanted += 1;
@@ -199,7 +224,7 @@ impl<T> Group<T> {
                 sent.callers.push(waiter.span.clone());
             }
         }
-        Some(sent)
+        sent
     }
 
     /// If those who wait have no look on the wire, counts one as sent, behind `call`.
@@ -235,11 +260,13 @@ impl<T> Group<T> {
     }
 
     /// A look is no longer on the wire. Returns how many of those it was for went away meanwhile.
-    pub(crate) fn landed(&mut self, look: u64) -> usize {
-        self.looks -= 1;
-        self.behind.take_if(|behind| behind.look == look);
+    pub(crate) fn landed(&mut self, sent: &Sent) -> usize {
+        if sent.reason != Reason::Handed {
+            self.looks -= 1;
+        }
+        self.behind.take_if(|behind| behind.look == sent.id);
         let before = self.departed.len();
-        self.departed.retain(|departed| *departed != look);
+        self.departed.retain(|departed| *departed != sent.id);
         before - self.departed.len()
     }
 
@@ -289,6 +316,32 @@ pub(crate) struct Sent {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_in_the_queue_already_comes_before_what_is_handed_over() {
+        let now = Instant::now();
+        let mut group = Group::<()>::new(now);
+        let (answer, receiver) = oneshot::channel();
+        group.waiters.push_back(Waiter {
+            id: 7,
+            span: Span::none(),
+            impatient: false,
+            look: None,
+            answer,
+        });
+        assert_eq!(group.unserved(now), 0, "it has not looked yet");
+        group.quiet(1, now + Duration::from_secs(1), Reason::Fallback);
+        assert_eq!(group.unserved(now), 1);
+        group.woken = Some(Reason::Notified);
+        assert_eq!(group.unserved(now), 0, "there is something to look for");
+        group.woken = None;
+        let sent = group.hand_over(1);
+        assert_eq!((sent.wanted, group.looks, group.unserved(now)), (1, 0, 0));
+        group.release(sent.id);
+        assert_eq!(group.unserved(now), 1);
+        drop(receiver);
+        assert_eq!(group.unserved(now), 0, "it has gone away");
+    }
 
     #[tokio::test]
     async fn an_overtaken_look_does_not_silence_those_who_wait() {

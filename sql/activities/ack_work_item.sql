@@ -1,6 +1,8 @@
 -- Removes finished activities and delivers their completions, if any, each in one step; all of one call in one
--- transaction. Returns for each whether it was done: false when it was cancelled, has expired or was taken over.
--- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions.
+-- transaction. Returns with the first row for each whether it was done: false when it was cancelled, has expired or was taken over.
+-- p_turn_limit: how many turns somebody waits for. So many of the instances that it completes activities of are claimed as well, if that can
+-- be had at once; the rows are theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
+-- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns.
 -- Raises DX007.
 create or replace function ack_work_item(
     p_instance_ids            text[],
@@ -9,10 +11,33 @@ create or replace function ack_work_item(
     p_ids                     bigint[],
     p_leases                  uuid[],
     p_completion_instance_ids text[],
-    p_completions             text[]
-) returns boolean[]
+    p_completions             text[],
+    p_turn_instance_ids       text[]  default '{}',
+    p_turn_leases             uuid[]  default '{}',
+    p_turn_limit              integer default 0,
+    p_turn_lock_timeout_ms    bigint  default 0,
+    p_min_version             bigint  default 0,
+    p_max_version             bigint  default 0,
+    p_node                    uuid    default null
+) returns table (
+    done                  boolean[],
+    instance_id           text,
+    lease                 uuid,
+    attempt_count         integer,
+    execution_id          bigint,
+    orchestration_name    text,
+    orchestration_version text,
+    messages              text[],
+    history_epoch         bigint,
+    cached_event_id       bigint,
+    history               text[],
+    kv_keys               text[],
+    kv_values             text[],
+    kv_updated_at_ms      bigint[]
+)
 language plpgsql
 as $$
+#variable_conflict use_column
 declare
     v_now      timestamptz;
     v_targets  constant text[] := array_remove(p_completion_instance_ids, null);
@@ -43,66 +68,79 @@ begin
            and w.id = p_ids[1]
            for update;
         v_now := clock_timestamp();
-        if v_row.lease is distinct from p_leases[1] or v_row.available_at <= v_now then
-            return array[false];
+        done := array[coalesce(v_row.lease = p_leases[1] and v_row.available_at > v_now, false)];
+        if done[1] then
+            delete from worker_queue as w
+             where w.instance_id = p_instance_ids[1]
+               and w.execution_id = p_execution_ids[1]
+               and w.activity_id = p_activity_ids[1]
+               and w.id = p_ids[1];
+            if v_targets <> '{}' then
+                insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+                values (v_targets[1], v_now, 'm', p_completions[1]);
+            end if;
+            if v_row.session_id <> '' then
+                perform touch_session(v_row.session_id, v_now);
+            end if;
         end if;
-        delete from worker_queue as w
-         where w.instance_id = p_instance_ids[1]
-           and w.execution_id = p_execution_ids[1]
-           and w.activity_id = p_activity_ids[1]
-           and w.id = p_ids[1];
-        if v_targets <> '{}' then
-            insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-            values (v_targets[1], v_now, 'm', p_completions[1]);
-        end if;
-        if v_row.session_id <> '' then
-            perform touch_session(v_row.session_id, v_now);
-        end if;
-        return array[true];
-    end if;
+    else
+        select array_agg(w.position), array_agg(w.session_id) filter (where w.session_id <> '')
+          into v_done, v_sessions
+          from (select t.position, w.available_at, w.lease = t.lease as own, w.session_id
+                  from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids, p_leases)
+                       with ordinality as t (instance_id, execution_id, activity_id, id, lease, position)
+                  join worker_queue as w
+                    on w.instance_id = t.instance_id
+                   and w.execution_id = t.execution_id
+                   and w.activity_id = t.activity_id
+                   and w.id = t.id
+                 order by w.instance_id, w.execution_id, w.activity_id, w.id
+                   for update of w) as w
+         where w.own
+           and w.available_at > clock_timestamp();
+        v_now := clock_timestamp();
 
-    select array_agg(w.position), array_agg(w.session_id) filter (where w.session_id <> '')
-      into v_done, v_sessions
-      from (select t.position, w.available_at, w.lease = t.lease as own, w.session_id
-              from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids, p_leases)
-                   with ordinality as t (instance_id, execution_id, activity_id, id, lease, position)
-              join worker_queue as w
-                on w.instance_id = t.instance_id
+        with finished as (
+            delete from worker_queue as w
+             using unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids)
+                   with ordinality as t (instance_id, execution_id, activity_id, id, position)
+             where t.position = any (v_done)
+               and w.instance_id = t.instance_id
                and w.execution_id = t.execution_id
                and w.activity_id = t.activity_id
                and w.id = t.id
-             order by w.instance_id, w.execution_id, w.activity_id, w.id
-               for update of w) as w
-     where w.own
-       and w.available_at > clock_timestamp();
-    v_now := clock_timestamp();
-
-    with finished as (
-        delete from worker_queue as w
-         using unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids)
-               with ordinality as t (instance_id, execution_id, activity_id, id, position)
+        )
+        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+        select t.instance_id, v_now, 'm', t.work_item
+          from unnest(p_completion_instance_ids, p_completions) with ordinality as t (instance_id, work_item, position)
          where t.position = any (v_done)
-           and w.instance_id = t.instance_id
-           and w.execution_id = t.execution_id
-           and w.activity_id = t.activity_id
-           and w.id = t.id
-    )
-    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-    select t.instance_id, v_now, 'm', t.work_item
-      from unnest(p_completion_instance_ids, p_completions) with ordinality as t (instance_id, work_item, position)
-     where t.position = any (v_done)
-       and t.instance_id is not null;
+           and t.instance_id is not null;
 
-    if v_sessions is not null then
-        for v_session in select distinct s.id collate "C" from unnest(v_sessions) as s (id) order by 1 loop
-            perform touch_session(v_session, v_now);
+        if v_sessions is not null then
+            for v_session in select distinct s.id collate "C" from unnest(v_sessions) as s (id) order by 1 loop
+                perform touch_session(v_session, v_now);
+            end loop;
+        end if;
+        done := case when cardinality(v_done) = cardinality(p_ids)
+                     then array_fill(true, array[cardinality(p_ids)])
+                     else array(select t.position = any (coalesce(v_done, '{}'))
+                                  from generate_series(1, cardinality(p_ids)) as t (position)) end;
+    end if;
+
+    if p_turn_limit > 0 then
+        for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
+            history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
+            select t.*
+              from claim_turns(p_turn_instance_ids, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms, p_min_version, p_max_version, p_node) as t
+        loop
+            return next;
+            done := null;
         end loop;
     end if;
-    if cardinality(v_done) = cardinality(p_ids) then
-        return array_fill(true, array[cardinality(p_ids)]);
+    if done is not null then
+        instance_id := null;
+        return next;
     end if;
-    return array(select t.position = any (coalesce(v_done, '{}'))
-                   from generate_series(1, cardinality(p_ids)) as t (position));
 end
 $$
 security definer

@@ -38,6 +38,8 @@ create or replace function ack_orchestration_item(
     p_activity_tags          text[],
     p_activity_sessions      text[],
     p_activity_items         text[],
+    p_activity_leases        uuid[],
+    p_activity_lease_ms      bigint[],
     p_cancel_instance_ids    text[],
     p_cancel_execution_ids   bigint[],
     p_cancel_activity_ids    bigint[],
@@ -46,7 +48,13 @@ create or replace function ack_orchestration_item(
     p_message_visible_at_ms  bigint[],
     p_message_items          text[],
     p_targets                text[]
-) returns table (done boolean, due_ms bigint)
+) returns table (
+    done           boolean,
+    due_ms         bigint,
+    handed_leases  uuid[],
+    handed_ids     bigint[],
+    history_epoch  bigint
+)
 language plpgsql
 as $$
 #variable_conflict use_column
@@ -58,6 +66,8 @@ declare
     v_marked     boolean;
     v_box        record;
     v_exists     boolean := false;
+    v_id         bigint;
+    v_kept       boolean;
     v_next       timestamptz;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -86,7 +96,7 @@ begin
             and t.instance_id = any (p_targets);
     end if;
     select m.lease, m.available_at, m.claimed_ids, m.claimed_until, m.pinned_version,
-           m.cached_by, m.cached_execution_id, m.cached_event_id
+           m.history_epoch, m.cached_by, m.cached_execution_id, m.cached_event_id
       into v_box
       from mailboxes as m
      where m.instance_id = p_instance_id
@@ -106,6 +116,19 @@ begin
                                          and h.execution_id = p_execution_id
                                          and h.event_id = p_first_event_id
                                          and h.ack_id = p_ack_id) then false end;
+        if done is null and cardinality(p_activity_items) > 0 then
+            -- Whoever was waiting for them has not heard of it.
+            update worker_queue as w
+               set lease = null,
+                   available_at = v_now,
+                   attempt_count = w.attempt_count - 1
+              from unnest(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids, p_activity_leases)
+                   as t (instance_id, execution_id, activity_id, lease)
+             where w.instance_id = t.instance_id
+               and w.execution_id = t.execution_id
+               and w.activity_id = t.activity_id
+               and w.lease = t.lease;
+        end if;
         return next;
         return;
     end if;
@@ -166,12 +189,37 @@ begin
         perform apply_kv(p_instance_id, p_clears_kv, p_kv_keys, p_kv_values, p_kv_updated_at_ms, v_ends);
     end if;
 
-    if cardinality(p_activity_items) > 0 then
-        insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
-        select t.instance_id, t.execution_id, t.activity_id, v_now, t.tag, t.session_id, t.work_item
-          from unnest(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids,
-                      p_activity_tags, p_activity_sessions, p_activity_items)
-               as t (instance_id, execution_id, activity_id, tag, session_id, work_item);
+    if cardinality(p_activity_items) = 1 then
+        -- The usual case, in a small statement.
+        insert into worker_queue as w (instance_id, execution_id, activity_id, available_at,
+                                       lease, attempt_count, tag, session_id, work_item)
+        values (p_activity_instance_ids[1], p_activity_execution_ids[1], p_activity_ids[1],
+                v_now + coalesce(p_activity_lease_ms[1], 0) * interval '1 ms',
+                case when p_activity_lease_ms[1] is not null then p_activity_leases[1] end,
+                case when p_activity_lease_ms[1] is not null then 1 else 0 end,
+                p_activity_tags[1], p_activity_sessions[1], p_activity_items[1])
+        returning w.id into v_id;
+        if p_activity_lease_ms[1] is not null then
+            handed_leases := p_activity_leases;
+            handed_ids := array[v_id];
+        end if;
+    elsif cardinality(p_activity_items) > 0 then
+        with added as (
+            insert into worker_queue as w (instance_id, execution_id, activity_id, available_at,
+                                           lease, attempt_count, tag, session_id, work_item)
+            select t.instance_id, t.execution_id, t.activity_id, v_now + coalesce(t.lease_ms, 0) * interval '1 ms',
+                   case when t.lease_ms is not null then t.lease end,
+                   case when t.lease_ms is not null then 1 else 0 end,
+                   t.tag, t.session_id, t.work_item
+              from unnest(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids, p_activity_leases,
+                          p_activity_lease_ms, p_activity_tags, p_activity_sessions, p_activity_items)
+                   as t (instance_id, execution_id, activity_id, lease, lease_ms, tag, session_id, work_item)
+            returning w.lease, w.id
+        )
+        select array_agg(a.lease), array_agg(a.id)
+          into handed_leases, handed_ids
+          from added as a
+         where a.lease is not null;
     end if;
     if cardinality(p_cancel_activity_ids) > 0 then
         perform from worker_queue as w
@@ -196,6 +244,14 @@ begin
                as t (instance_id, visible_at, kind, work_item);
     end if;
 
+    v_kept := p_first_event_id = 1 or (v_box.cached_by = p_node and v_box.cached_execution_id = p_execution_id);
+    if v_kept and p_node is not null and handed_ids is not null
+       and not exists (select from history as h
+                        where h.instance_id = p_instance_id
+                          and h.execution_id = p_execution_id
+                          and h.event_id > coalesce(p_last_event_id, v_box.cached_event_id)) then
+        history_epoch := v_box.history_epoch;
+    end if;
     v_next := next_available_at(p_instance_id);
     update mailboxes as m
        set available_at = v_next,
@@ -205,9 +261,7 @@ begin
            -- An execution that begins without a version is anybody's.
            pinned_version = coalesce(p_pinned_version,
                                      case when p_first_event_id = 1 then -1 else v_box.pinned_version end),
-           cached_by = case when p_first_event_id = 1
-                              or (v_box.cached_by = p_node and v_box.cached_execution_id = p_execution_id)
-                            then p_node end,
+           cached_by = case when v_kept then p_node end,
            cached_execution_id = p_execution_id,
            cached_event_id = coalesce(p_last_event_id, v_box.cached_event_id)
      where m.instance_id = p_instance_id;

@@ -35,6 +35,8 @@ create or replace function ack_orchestration_items(
     p_activity_tags          text[],
     p_activity_sessions      text[],
     p_activity_items         text[],
+    p_activity_leases        uuid[],
+    p_activity_lease_ms      bigint[],
     p_cancel_turns           integer[],
     p_cancel_instance_ids    text[],
     p_cancel_execution_ids   bigint[],
@@ -45,7 +47,13 @@ create or replace function ack_orchestration_items(
     p_message_visible_at_ms  bigint[],
     p_message_items          text[],
     p_targets                text[]
-) returns table (done boolean, due_ms bigint)
+) returns table (
+    done           boolean,
+    due_ms         bigint,
+    handed_leases  uuid[],
+    handed_ids     bigint[],
+    history_epoch  bigint
+)
 language plpgsql
 as $$
 #variable_conflict use_column
@@ -60,6 +68,8 @@ declare
     v_turn       integer;
     v_terminal   constant text[] := array['Completed', 'Failed', 'ContinuedAsNew'];
     v_proved     boolean[];
+    v_ended      integer[];
+    v_epochs     bigint[];
     v_next       timestamptz;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -182,12 +192,23 @@ begin
     end loop;
 
     if cardinality(p_activity_items) > 0 then
-        insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
-        select t.instance_id, t.execution_id, t.activity_id, v_now, t.tag, t.session_id, t.work_item
-          from unnest(p_activity_turns, p_activity_instance_ids, p_activity_execution_ids, p_activity_ids,
-                      p_activity_tags, p_activity_sessions, p_activity_items)
-               as t (turn, instance_id, execution_id, activity_id, tag, session_id, work_item)
-         where t.turn = any (v_turns);
+        with added as (
+            insert into worker_queue as w (instance_id, execution_id, activity_id, available_at,
+                                           lease, attempt_count, tag, session_id, work_item)
+            select t.instance_id, t.execution_id, t.activity_id, v_now + coalesce(t.lease_ms, 0) * interval '1 ms',
+                   case when t.lease_ms is not null then t.lease end,
+                   case when t.lease_ms is not null then 1 else 0 end,
+                   t.tag, t.session_id, t.work_item
+              from unnest(p_activity_turns, p_activity_instance_ids, p_activity_execution_ids, p_activity_ids,
+                          p_activity_leases, p_activity_lease_ms, p_activity_tags, p_activity_sessions, p_activity_items)
+                   as t (turn, instance_id, execution_id, activity_id, lease, lease_ms, tag, session_id, work_item)
+             where t.turn = any (v_turns)
+            returning w.lease, w.id
+        )
+        select array_agg(a.lease), array_agg(a.id)
+          into handed_leases, handed_ids
+          from added as a
+         where a.lease is not null;
     end if;
 
     if cardinality(p_cancel_activity_ids) > 0 then
@@ -243,29 +264,41 @@ begin
                cached_event_id = coalesce(p_last_event_ids[t.turn], m.cached_event_id)
           from unnest(v_turns) as t (turn)
          where m.instance_id = p_instance_ids[t.turn]
-        returning m.available_at
+        returning m.available_at, t.turn,
+                  case when m.cached_by is not null and handed_ids is not null
+                        and not exists (select from history as h
+                                         where h.instance_id = m.instance_id
+                                           and h.execution_id = m.cached_execution_id
+                                           and h.event_id > m.cached_event_id)
+                       then m.history_epoch end as history_epoch
     )
-    select min(e.available_at) into v_next from ended as e;
+    select min(e.available_at), array_agg(e.turn), array_agg(e.history_epoch) into v_next, v_ended, v_epochs from ended as e;
     due_ms := ms_between(v_now, least(v_next, v_due_at));
 
     if cardinality(v_turns) = cardinality(p_instance_ids) then
         done := true;
-        foreach v_turn in array v_turns loop
+        for v_turn in 1 .. cardinality(v_turns) loop
+            history_epoch := v_epochs[array_position(v_ended, v_turn)];
             return next;
+            handed_leases := null;
+            handed_ids := null;
         end loop;
         return;
     end if;
-    for done in
+    for done, history_epoch in
         select case when t.turn = any (v_turns) then true
                     when not exists (select from history as h
                                       where h.instance_id = t.instance_id
                                         and h.execution_id = p_execution_ids[t.turn]
                                         and h.event_id = p_first_event_ids[t.turn]
-                                        and h.ack_id = p_ack_ids[t.turn]) then false end
+                                        and h.ack_id = p_ack_ids[t.turn]) then false end,
+               v_epochs[array_position(v_ended, t.turn::integer)]
           from unnest(p_instance_ids) with ordinality as t (instance_id, turn)
          order by t.turn
     loop
         return next;
+        handed_leases := null;
+        handed_ids := null;
     end loop;
 end
 $$

@@ -1,16 +1,40 @@
 -- Puts messages into the queues of their instances. Durable before it returns.
 -- p_visible_at_ms: when a message is due by the caller's wish (a timer); p_delays_ms: how long it stays
 -- hidden by the database clock; both NULL: visible at once.
--- Locks: marks the instances in flight, then their idle mailboxes by instance id. Raises DX007.
+-- p_turn_limit: how many turns somebody waits for. So many of the instances are claimed as well, if that can be had at once; the rows are
+-- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
+-- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007.
 create or replace function enqueue_for_orchestrator(
-    p_instance_ids  text[],
-    p_kinds         "char"[],
-    p_work_items    text[],
-    p_visible_at_ms bigint[],
-    p_delays_ms     bigint[]
-) returns void
+    p_instance_ids         text[],
+    p_kinds                "char"[],
+    p_work_items           text[],
+    p_visible_at_ms        bigint[],
+    p_delays_ms            bigint[],
+    p_turn_instance_ids    text[]  default '{}',
+    p_turn_leases          uuid[]  default '{}',
+    p_turn_limit           integer default 0,
+    p_turn_lock_timeout_ms bigint  default 0,
+    p_min_version          bigint  default 0,
+    p_max_version          bigint  default 0,
+    p_node                 uuid    default null
+) returns table (
+    instance_id           text,
+    lease                 uuid,
+    attempt_count         integer,
+    execution_id          bigint,
+    orchestration_name    text,
+    orchestration_version text,
+    messages              text[],
+    history_epoch         bigint,
+    cached_event_id       bigint,
+    history               text[],
+    kv_keys               text[],
+    kv_values             text[],
+    kv_updated_at_ms      bigint[]
+)
 language plpgsql
 as $$
+#variable_conflict use_column
 declare
     v_marked     boolean;
     v_now        timestamptz;
@@ -36,6 +60,16 @@ begin
       from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items) as t (instance_id, visible_at, kind, work_item);
 
     perform wake_mailboxes(p_instance_ids, v_visible_at, v_marked);
+
+    if p_turn_limit > 0 then
+        for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
+            history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
+            select t.*
+              from claim_turns(p_turn_instance_ids, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms, p_min_version, p_max_version, p_node) as t
+        loop
+            return next;
+        end loop;
+    end if;
 end
 $$
 security definer

@@ -47,6 +47,8 @@ declare
     c_few               constant integer := 3;
     v_now               timestamptz;
     v_wanted            integer;
+    -- NULL before the first look.
+    v_quick             boolean;
     v_boxes             text[];
     v_left              text[];
     v_leased            boolean[];
@@ -58,11 +60,6 @@ declare
     v_due               timestamptz;
     v_head              bigint;
     v_head_due          timestamptz;
-    v_ids               bigint[];
-    v_until             timestamptz;
-    v_has_start         boolean;
-    v_bytes             bigint;
-    v_last_event_id     bigint;
     v_claimed           integer := 0;
     v_idle_visits       integer := 0;
     v_next              timestamptz;
@@ -79,9 +76,10 @@ begin
         v_now := clock_timestamp();
         -- The first lockable mailboxes, of the version that waits longest first. Nothing but the locked rows is read
         -- here: what else there is of an instance, only a snapshot taken under the locks shows.
-        v_boxes := null;
-        if v_wanted = 1 then
-            -- The usual case, in small statements: the version that waits longest, then its first mailbox.
+        v_quick := v_quick is null and v_wanted = 1 and not p_with_care;
+        if v_quick then
+            -- The usual case, in small statements: the version that waits longest, then its first mailbox, which is
+            -- locked when it is claimed.
             v_head_due := 'infinity';
             v_version := -2;
             loop
@@ -101,18 +99,15 @@ begin
                 v_version := greatest(v_version, p_min_version - 1);
             end loop;
             exit when v_head_due > v_now;
-            select array[m.instance_id], array[m.lease is not null], array[m.history_epoch],
-                   array[case when m.cached_by = p_node then m.cached_execution_id end], array[m.cached_event_id]
-              into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events
+            select array[m.instance_id]
+              into v_boxes
               from mailboxes as m
              where m.pinned_version = v_head
                and m.available_at <= v_now
                and m.available_at < 'infinity'
              order by m.available_at
-             limit 1
-               for update skip locked;
-        end if;
-        if v_boxes is null then
+             limit 1;
+        else
             select array_agg(b.instance_id), array_agg(b.lease is not null), array_agg(b.history_epoch),
                    array_agg(case when b.cached_by = p_node then b.cached_execution_id end), array_agg(b.cached_event_id)
               into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events
@@ -133,6 +128,8 @@ begin
                               for update skip locked) as b
                      limit v_wanted) as b;
         end if;
+        -- Only a look at all of them tells that there is none.
+        continue when v_boxes is null and v_quick;
         exit when v_boxes is null;
 
         -- The clock is read again under the locks: what became visible meanwhile belongs to these turns.
@@ -141,79 +138,18 @@ begin
         if p_with_care then
             null;
         elsif cardinality(v_boxes) <= c_few then
-            -- The ordinary case: not leased, started or starting, within the limits.
-            for v_position in 1 .. cardinality(v_boxes) loop
-                continue when v_leased[v_position];
-                v_box := v_boxes[v_position];
-                select i.orchestration_name, i.orchestration_version, i.current_execution_id
-                  into orchestration_name, orchestration_version, execution_id
-                  from instances as i
-                 where i.instance_id = v_box;
-                if execution_id is null then
-                    -- Acked without metadata: its history tells which execution is the latest.
-                    select e.execution_id
-                      into execution_id
-                      from history as e
-                     where e.instance_id = v_box
-                     order by e.execution_id desc
-                     limit 1;
-                end if;
-                select array_agg(o.id), array_agg(o.work_item), max(o.visible_at), max(o.attempt_count) + 1,
-                       bool_or(o.kind = 's'), sum(octet_length(o.work_item))
-                  into v_ids, messages, v_until, attempt_count, v_has_start, v_bytes
-                  from (select c.id, c.visible_at, c.attempt_count, c.kind, c.work_item
-                          from (select q.id, q.visible_at, q.attempt_count, q.kind, q.work_item
-                                  from orchestrator_queue as q
-                                 where q.instance_id = v_box
-                                   and q.visible_at <= v_now
-                                 order by q.visible_at, q.id
-                                 limit c_max_messages) as c
-                         order by c.id) as o;
-                continue when v_ids is null
-                           or not (v_has_start or execution_id is not null)
-                           or cardinality(v_ids) >= c_max_messages
-                           or v_bytes >= c_max_message_bytes;
-
-                cached_event_id := case when v_cached_executions[v_position] = coalesce(execution_id, 1)
-                                        then v_cached_events[v_position] else 0 end;
-                history := null;
-                v_last_event_id := null;
-                kv_keys := null;
-                kv_values := null;
-                kv_updated_at_ms := null;
-                if execution_id is not null then
-                    select array_agg(n.event_data), max(n.event_id), sum(octet_length(n.event_data))
-                      into history, v_last_event_id, v_bytes
-                      from (select v.event_id, v.event_data
-                              from history as v
-                             where v.instance_id = v_box
-                               and v.execution_id = fetch_orchestration_item.execution_id
-                               and v.event_id > fetch_orchestration_item.cached_event_id
-                             order by v.event_id) as n;
-                    continue when v_bytes > c_max_history_bytes;
-                    select array_agg(s.key), array_agg(s.value), array_agg(s.last_updated_at_ms)
-                      into kv_keys, kv_values, kv_updated_at_ms
-                      from kv_store as s
-                     where s.instance_id = v_box;
-                end if;
-
-                instance_id := v_box;
-                history_epoch := v_epochs[v_position];
-                execution_id := coalesce(execution_id, 1);
-                lease := gen_random_uuid();
-                update mailboxes as m
-                   set lease = fetch_orchestration_item.lease,
-                       available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
-                       claimed_ids = v_ids,
-                       claimed_until = v_until,
-                       cached_by = p_node,
-                       cached_execution_id = fetch_orchestration_item.execution_id,
-                       cached_event_id = coalesce(v_last_event_id, fetch_orchestration_item.cached_event_id)
-                 where m.instance_id = v_box;
-                v_left := array_remove(v_left, v_box);
+            -- The ordinary case.
+            for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
+                history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
+                select t.*
+                  from claim_turns(v_boxes, null, v_wanted, p_lock_timeout_ms, p_min_version, p_max_version, p_node) as t
+            loop
+                v_left := array_remove(v_left, instance_id);
                 v_claimed := v_claimed + 1;
                 return next;
             end loop;
+            -- Somebody has it, or it is not ordinary.
+            continue when v_quick;
         else
             -- The same for all of them in one statement.
             for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,

@@ -281,6 +281,7 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
                  '1.0.0', null, null, true, 'status', false, gen_random_uuid(), $2, $2, array[$2::bigint], array[$3], \
                  array['k'], array['v'], array[1]::bigint[], \
                  array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], array[$4], \
+                 array[gen_random_uuid()], array[30000]::bigint[], \
                  array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
                  array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], \
                  array[null, 1, null]::bigint[], array['{}', '{}', '{}'], array['idle-7', 'locked'])",
@@ -302,6 +303,19 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
             &[],
         )
         .await;
+    let waited_for = format!("idle-{}", 20 + round);
+    faults.extend(
+        explained
+            .judge(
+                "enqueue_for_orchestrator, handed over",
+                "select * from enqueue_for_orchestrator(array[$1], array['m']::\"char\"[], array['{}'], \
+                 array[null]::bigint[], array[null]::bigint[], \
+                 array[$1], array[gen_random_uuid()], 1, 30000, 0, 999999, gen_random_uuid())",
+                &[&waited_for],
+            )
+            .await,
+    );
+    leased(explained, "mailboxes", &waited_for).await;
     let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 16, gen_random_uuid(), false)";
     faults.extend(explained.judge("fetch_orchestration_item, many", fetch, &[]).await);
     let lease = leased(explained, "mailboxes", "target").await;
@@ -317,6 +331,7 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
                  array[1, 2], array[$2::bigint, 1], array[$3, '{}'], \
                  array[1], array['k'], array['v'], array[1]::bigint[], \
                  array[1], array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], array[$4], \
+                 array[gen_random_uuid()], array[30000]::bigint[], \
                  array[1, 1], array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
                  array[1, 1, 1], array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], \
                  array[null, 1, null]::bigint[], array['{}', '{}', '{}'], array['idle-7', 'locked'])",

@@ -1,6 +1,7 @@
 //! Fetches that wait get work soon after somebody else made it, whatever became of the connection that tells them.
 
 mod following;
+mod handing_over;
 
 use std::future::Future;
 use std::sync::Arc;

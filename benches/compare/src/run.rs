@@ -43,8 +43,10 @@ fn plan(args: &RunArgs, scale: &Scale) -> Vec<Step> {
         if candidates.is_empty() {
             continue;
         }
+        let mut points = workload.points(scale);
+        points.retain(|point| args.points.as_ref().is_none_or(|part| point.name.contains(part)));
         for repetition in 0..asked {
-            for (index, point) in workload.points(scale).into_iter().enumerate() {
+            for (index, point) in points.iter().enumerate() {
                 let mut order = candidates.clone();
                 order.rotate_left((repetition as usize + index) % candidates.len());
                 order.retain(|candidate| repetition < workload.repetitions(*candidate, asked));

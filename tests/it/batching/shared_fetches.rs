@@ -8,8 +8,9 @@ use duroxide::providers::{
 };
 use futures_util::future::join_all;
 use semver::Version;
+use tokio::task::JoinHandle;
 
-use super::{FETCH_ACTIVITIES, FETCH_TURNS, World, begin};
+use super::{FETCH_ACTIVITIES, World, begin};
 use crate::fixtures::{self, Ack, LOCK, NOW, ack, activity, named, raised, routed_activity, start, started, turn};
 
 const PATIENT: Duration = Duration::from_secs(30);
@@ -17,6 +18,15 @@ const PATIENT: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(10);
 /// A second, and what a slow machine needs.
 const WITHIN_A_SECOND: Duration = Duration::from_secs(3);
+
+/// Hands a turn over to somebody who waits.
+const ENQUEUE: &str = ".enqueue_for_orchestrator(";
+
+/// Enqueues while others go on.
+fn enqueue(world: &World, item: WorkItem) -> JoinHandle<()> {
+    let provider = world.provider.clone();
+    tokio::spawn(async move { provider.enqueue_for_orchestrator(item, None).await.expect("enqueue") })
+}
 
 fn minutes(minutes: u64) -> Duration {
     Duration::from_secs(60 * minutes)
@@ -246,15 +256,12 @@ async fn what_a_dropped_dispatcher_was_to_get_goes_to_the_next_one() {
     let mut stays = pin!(fetch());
     assert!(begin(dropped.as_mut()).await.is_pending());
     assert!(begin(stays.as_mut()).await.is_pending());
-    let mut held = world.proxy.hold_answer_of(FETCH_TURNS);
-    world
-        .provider
-        .enqueue_for_orchestrator(start("i"), None)
-        .await
-        .expect("enqueue");
+    let mut held = world.proxy.hold_answer_of(ENQUEUE);
+    let enqueue = enqueue(&world, start("i"));
     held.wait().await;
     drop(dropped);
     held.release();
+    enqueue.await.expect("no panic");
     let fetched = tokio::time::timeout(SOON, stays).await.expect("soon").expect("fetch");
     let (item, token, attempt) = fetched.expect("the turn");
     assert_eq!((item.instance.as_str(), attempt), ("i", 1));
@@ -266,7 +273,7 @@ async fn what_a_dropped_dispatcher_was_to_get_goes_to_the_next_one() {
     ack(&*world.provider, &token, first).await.expect("ack");
 }
 
-/// All who waited went away while the look for them was on the wire: what it brings is handed back, to whoever asks.
+/// All who waited went away while the look for them was on the wire, or what hands it over: it is handed back, to whoever asks.
 #[tokio::test]
 async fn what_nobody_waits_for_any_more_is_handed_back() {
     let world = World::new().await;
@@ -284,14 +291,10 @@ async fn what_nobody_waits_for_any_more_is_handed_back() {
     assert!(begin(turns.as_mut()).await.is_pending());
     assert!(begin(activities.as_mut()).await.is_pending());
     let mut held = [
-        world.proxy.hold_answer_of(FETCH_TURNS),
+        world.proxy.hold_answer_of(ENQUEUE),
         world.proxy.hold_answer_of(FETCH_ACTIVITIES),
     ];
-    world
-        .provider
-        .enqueue_for_orchestrator(start("i"), None)
-        .await
-        .expect("enqueue");
+    let enqueue = enqueue(&world, start("i"));
     world
         .provider
         .enqueue_for_worker(activity("i", 1))
@@ -304,6 +307,7 @@ async fn what_nobody_waits_for_any_more_is_handed_back() {
     for held in held {
         held.release();
     }
+    enqueue.await.expect("no panic");
     let handed_back = async {
         let (mut turn, mut work) = (None, None);
         while turn.is_none() || work.is_none() {

@@ -1,11 +1,11 @@
 //! Calls made again inside the provider are counted by what made it worth it.
 
-use duroxide::providers::{Provider, ProviderAdmin};
+use duroxide::providers::{Provider, ProviderAdmin, TagFilter};
 
 use super::metrics::PATIENT;
 use super::recorder::Recorded;
 use crate::batching::{CALLERS, MESSAGES, TURN_ACKS, World, ack_first, begin, instances, together};
-use crate::fixtures::{LOCK, create, raised, start, turn};
+use crate::fixtures::{LOCK, activity, create, raised, start, turn, work};
 use crate::proxy::Mode;
 
 const TRIES: u32 = 6;
@@ -133,21 +133,22 @@ fn a_look_behind_a_call_that_lost_its_connection_is_made_again() {
             for attempt in 0..TRIES {
                 let [before, lost, found] = ["before", "lost", "found"].map(|name| format!("{name}{attempt}"));
                 // The statements are prepared, and nobody expects anything.
-                p.enqueue_for_orchestrator(start(&before), None).await.expect("enqueue");
-                turn(p, LOCK).await;
+                p.enqueue_for_worker(activity(&before, 1)).await.expect("enqueue");
+                work(p, LOCK).await;
                 world.settle().await;
-                let mut fetch = Box::pin(p.fetch_orchestration_item(LOCK, PATIENT, None));
+                let mut fetch = Box::pin(p.fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly));
                 assert!(begin(fetch.as_mut()).await.is_pending());
                 let enqueue = async {
-                    let mut cut = world.proxy.lose_request_of(MESSAGES, Mode::Pass);
-                    let sent = p.enqueue_for_orchestrator(start(&lost), None).await;
+                    let mut cut = world.proxy.lose_request_of(".enqueue_for_worker(", Mode::Pass);
+                    let sent = p.enqueue_for_worker(activity(&lost, 1)).await;
                     sent.expect_err("lost");
                     assert!(cut.has_happened());
-                    p.enqueue_for_orchestrator(start(&found), None).await.expect("enqueue");
+                    p.enqueue_for_worker(activity(&found, 1)).await.expect("enqueue");
                 };
                 let (fetched, ()) = tokio::join!(fetch, enqueue);
-                assert_eq!(fetched.expect("fetch").expect("a turn").0.instance, found);
-                if retries(&recorded, "fetch_orchestration_item", "behind") > 0.0 {
+                let (item, _, _) = fetched.expect("fetch").expect("an activity");
+                assert_eq!(item, activity(&found, 1));
+                if retries(&recorded, "fetch_work_item", "behind") > 0.0 {
                     assert_eq!(recorded.sum("retries_total", &[]), 1.0);
                     return;
                 }

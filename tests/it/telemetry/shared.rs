@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use duroxide::providers::Provider;
+use duroxide::providers::{Provider, TagFilter};
 use futures_util::future::join_all;
 
 use super::capture::{BATCH, CALL, Capture, LOOK, OPERATION};
 use crate::batching::{World, begin};
-use crate::fixtures::{LOCK, start};
+use crate::fixtures::{LOCK, activity, start};
 
 const PATIENT: Duration = Duration::from_secs(60);
 
@@ -78,20 +78,18 @@ fn a_look_follows_from_the_fetches_it_is_for() {
         let p = &world.provider;
         // The first has looked in vain; the second waits with it.
         let mut fetches = Box::pin(join_all(
-            [0, 1].map(|_| p.fetch_orchestration_item(LOCK, PATIENT, None)),
+            [0, 1].map(|_| p.fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly)),
         ));
         assert!(begin(fetches.as_mut()).await.is_pending());
         let before = capture.spans(LOOK).len();
         let enqueue = async {
             for instance in ["a", "b"] {
-                p.enqueue_for_orchestrator(start(instance), None)
-                    .await
-                    .expect("enqueue");
+                p.enqueue_for_worker(activity(instance, 1)).await.expect("enqueue");
             }
         };
         let (fetched, ()) = tokio::join!(fetches, enqueue);
-        for turn in fetched {
-            turn.expect("fetch").expect("a turn");
+        for activity in fetched {
+            activity.expect("fetch").expect("an activity");
         }
         let looks = &capture.spans(LOOK)[before..];
         let shared = looks.iter().find(|look| look.number("callers") == Some(2));
@@ -103,7 +101,7 @@ fn a_look_follows_from_the_fetches_it_is_for() {
                 .iter()
                 .find(|span| span.index == *index)
                 .expect("an operation");
-            assert_eq!(operation.get("operation"), Some("fetch_orchestration_item"));
+            assert_eq!(operation.get("operation"), Some("fetch_work_item"));
         }
         // It went out right behind the enqueue, or because of it.
         assert!(

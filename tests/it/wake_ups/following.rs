@@ -102,11 +102,18 @@ async fn work_is_claimed_before_the_ack_is_answered() {
     assert_eq!(waiting.gets(SOON).await.0, "instance");
 }
 
-/// The mailbox that the enqueue wants to wake is locked: the look behind it is stuck, but nobody waits for that look alone.
+/// The mailbox that a turn sends to is locked: the look behind its ack is stuck, but nobody waits for that look alone.
 #[tokio::test]
 async fn a_look_behind_a_call_that_is_held_up_does_not_hold_up_the_fetch() {
     let world = World::new().await;
     create(&*world.provider, "locked").await;
+    create(&*world.provider, "sender").await;
+    let sent = world
+        .provider
+        .enqueue_for_orchestrator(raised("sender", "x"), None)
+        .await;
+    sent.expect("enqueue");
+    let (_, token, _) = turn(&*world.provider, LOCK).await;
     world.settle().await;
     let mut blocker = world.schema.client().await;
     let transaction = blocker.transaction().await.expect("begin");
@@ -118,12 +125,13 @@ async fn a_look_behind_a_call_that_is_held_up_does_not_hold_up_the_fetch() {
     let looks = world.proxy.calls_of(".fetch_orchestration_item(");
     let provider = Arc::clone(&world.provider);
     let held_up = tokio::spawn(async move {
-        provider
-            .enqueue_for_orchestrator(raised("locked", "x"), None)
-            .await
-            .expect("enqueue");
+        let ack = Ack {
+            messages: vec![raised("locked", "x")],
+            ..Ack::default()
+        };
+        fixtures::ack(&*provider, &token, ack).await.expect("ack");
     });
-    eventually("the enqueue waits for the lock", || async {
+    eventually("the ack waits for the lock", || async {
         let waits = "select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'";
         (world.number(waits, &[&world.schema.name]).await == 1).then_some(())
     })

@@ -1,0 +1,101 @@
+//! Work that goes from whoever makes it straight to those who wait for it.
+//!
+//! What a call puts into a queue often meets idle dispatchers in its own process. Then the same call leases it for them, and they
+//! have it when it has committed: nobody has to look for it, and no other process is woken for nothing. What is in the queue
+//! already comes first: only those are served who have looked and found nothing.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::granted::Granted;
+use crate::inner::Inner;
+use crate::poll::{Found, Line, Look, Request, send_look};
+use crate::waiters::{SLOW_LOOK, Sent};
+
+/// Items under way to some who wait for the same thing. Dropped, those look for themselves.
+pub(crate) struct Handover<R: Request> {
+    look: Look<R>,
+    /// The positions of the items.
+    pub(crate) items: Vec<usize>,
+}
+
+impl<R: Request> Handover<R> {
+    pub(crate) fn request(&self) -> &R {
+        &self.look.request
+    }
+
+    /// The call has brought these.
+    pub(crate) fn land(self, granted: Vec<Granted<R::Item>>) {
+        self.look.land(Ok(Found {
+            granted,
+            next: None,
+            ask_anew: false,
+        }));
+    }
+}
+
+/// Carries out the call that hands over. Should it take its time, nobody waits for what others can bring.
+pub(crate) async fn during<R: Request, T>(
+    handovers: impl IntoIterator<Item = &Handover<R>>,
+    call: impl Future<Output = T>,
+) -> T {
+    let mut handovers = handovers.into_iter().peekable();
+    if handovers.peek().is_none() {
+        return call.await;
+    }
+    let mut call = pin!(call);
+    if let Ok(result) = tokio::time::timeout(SLOW_LOOK, &mut call).await {
+        return result;
+    }
+    for Handover { look, .. } in handovers {
+        R::line(&look.inner).let_go(&look.inner, &look.request, &look.sent);
+    }
+    call.await
+}
+
+impl<R: Request> Line<R> {
+    /// So many items are about to be put into the queue: who gets which of them. `fits`: whether a request is met by the item at
+    /// this position.
+    pub(crate) fn hand_over(
+        &self,
+        inner: &Arc<Inner>,
+        items: usize,
+        fits: impl Fn(&R, usize) -> bool,
+    ) -> Vec<Handover<R>> {
+        let now = Instant::now();
+        let mut open: Vec<usize> = (0..items).collect();
+        let mut handed = Vec::new();
+        for (request, group) in self.lock().iter_mut() {
+            let mut unserved = group.unserved(now);
+            let is_wanted = |item: &mut usize| {
+                let is_wanted = unserved > 0 && fits(request, *item);
+                unserved -= usize::from(is_wanted);
+                is_wanted
+            };
+            let items: Vec<usize> = open.extract_if(.., is_wanted).collect();
+            if !items.is_empty() {
+                handed.push((request.clone(), group.hand_over(items.len()), items));
+            }
+        }
+        // After the lock: whoever subscribes to spans is told.
+        handed
+            .into_iter()
+            .map(|(request, sent, items)| Handover {
+                look: Look::new(inner, &request, sent),
+                items,
+            })
+            .collect()
+    }
+
+    /// Those whom this is for no longer wait for it alone.
+    fn let_go(&self, inner: &Arc<Inner>, request: &R, sent: &Sent) {
+        let look = self.lock().get_mut(request).and_then(|group| {
+            group.release(sent.id);
+            group.due_look(Instant::now())
+        });
+        send_look(inner, request, look, None);
+    }
+}

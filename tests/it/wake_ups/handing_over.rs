@@ -1,0 +1,463 @@
+//! What meets somebody who waits in its own process is handed over by the call that makes it: nobody looks for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use duroxide::Event;
+use duroxide::providers::{
+    DispatcherCapabilityFilter, ExecutionMetadata, Provider, ScheduledActivityIdentifier, SemverRange, TagFilter,
+    WorkItem,
+};
+use duroxide_postgres::PostgresProvider;
+use semver::Version;
+use tokio::task::JoinHandle;
+
+use super::{PATIENT, Queue, SOON, Waiting, eventually};
+use crate::batching::{FETCH_ACTIVITIES, FETCH_TURNS, World, begin};
+use crate::fixtures::{
+    self, Ack, LOCK, NOW, activity, completed, create, named, raised, routed_activity, scheduled, start, started, turn,
+    work,
+};
+use crate::proxy::Mode;
+
+const TURN_ACK: &str = ".ack_orchestration_item(";
+const ACTIVITY_ACK: &str = ".ack_work_item(";
+
+type Activity = (WorkItem, String, u32);
+
+/// A worker that waits for these tags: it has looked in vain.
+async fn waits_for(provider: &Arc<PostgresProvider>, lock: Duration, tags: TagFilter) -> JoinHandle<Activity> {
+    let nothing = provider.fetch_work_item(lock, NOW, None, &tags).await;
+    assert!(nothing.expect("fetch").is_none());
+    let provider = Arc::clone(provider);
+    let mut fetch = Box::pin(async move {
+        let fetched = provider.fetch_work_item(lock, PATIENT, None, &tags).await;
+        fetched.expect("fetch").expect("an activity")
+    });
+    assert!(begin(fetch.as_mut()).await.is_pending());
+    tokio::spawn(fetch)
+}
+
+async fn gets(waiting: JoinHandle<Activity>) -> Activity {
+    let got = tokio::time::timeout(SOON, waiting).await;
+    got.expect("in time").expect("no panic")
+}
+
+/// An instance in the middle of a turn: its token.
+async fn leased(world: &World, instance: &str) -> String {
+    create(&*world.provider, instance).await;
+    let sent = world
+        .provider
+        .enqueue_for_orchestrator(raised(instance, "x"), None)
+        .await;
+    sent.expect("enqueue");
+    let (_, token, _) = turn(&*world.provider, LOCK).await;
+    token
+}
+
+/// The end of a turn that schedules these.
+fn schedules(instance: &str, activities: Vec<WorkItem>) -> Ack {
+    let ids = activities.iter().map(|item| match item {
+        WorkItem::ActivityExecute { id, .. } => *id,
+        other => panic!("{other:?}"),
+    });
+    Ack {
+        events: ids.map(|id| scheduled(instance, id)).collect(),
+        activities,
+        ..Ack::default()
+    }
+}
+
+/// How often somebody looked.
+fn looks(world: &World) -> [usize; 2] {
+    [FETCH_TURNS, FETCH_ACTIVITIES].map(|call| world.proxy.calls_of(call))
+}
+
+#[tokio::test]
+async fn nobody_looks_for_what_is_handed_over() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let token = leased(&world, "i").await;
+    world.settle().await;
+    let worker = waits_for(provider, LOCK, TagFilter::DefaultOnly).await;
+    let dispatcher = Waiting::begin(provider, Queue::Turns).await;
+    let before = looks(&world);
+
+    // From a turn to a worker,
+    let ack = schedules("i", vec![activity("i", 2)]);
+    fixtures::ack(&**provider, &token, ack).await.expect("ack");
+    let (item, token, attempt) = gets(worker).await;
+    assert_eq!((item, attempt), (activity("i", 2), 1));
+    // from there to a dispatcher,
+    let acked = provider.ack_work_item(&token, Some(completed("i", 2))).await;
+    acked.expect("ack");
+    assert_eq!(dispatcher.gets(SOON).await, ("i".to_string(), 1));
+    // and from a client, too.
+    let dispatcher = Waiting::begin(provider, Queue::Turns).await;
+    let before = [before[0] + 1, before[1]];
+    Queue::Turns.enqueue(provider, "new").await;
+    assert_eq!(dispatcher.gets(SOON).await, ("new".to_string(), 1));
+    assert_eq!(looks(&world), before);
+}
+
+/// Several turns end in one call, and not all that they schedule is waited for.
+#[tokio::test]
+async fn a_shared_ack_hands_over_as_much_as_is_waited_for() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let tokens = [
+        leased(&world, "a").await,
+        leased(&world, "b").await,
+        leased(&world, "c").await,
+    ];
+    world.settle().await;
+    let workers = [
+        waits_for(provider, LOCK, TagFilter::DefaultOnly).await,
+        waits_for(provider, LOCK, TagFilter::DefaultOnly).await,
+        waits_for(provider, LOCK, TagFilter::DefaultOnly).await,
+        waits_for(provider, LOCK, TagFilter::DefaultOnly).await,
+    ];
+    let [a, b, c] = tokens;
+    // The first goes alone; the others wait for it, and share the next call.
+    let mut held = world.proxy.hold_answer_of(TURN_ACK);
+    let first = {
+        let provider = Arc::clone(provider);
+        tokio::spawn(async move { fixtures::ack(&*provider, &a, schedules("a", vec![activity("a", 2)])).await })
+    };
+    held.wait().await;
+    let of = |instance: &str| schedules(instance, (2..5).map(|id| activity(instance, id)).collect());
+    let mut others = Box::pin(async {
+        tokio::join!(
+            fixtures::ack(&**provider, &b, of("b")),
+            fixtures::ack(&**provider, &c, of("c"))
+        )
+    });
+    assert!(begin(others.as_mut()).await.is_pending());
+    held.release();
+    let (second, third) = others.await;
+    first.await.expect("no panic").expect("ack");
+    second.expect("ack");
+    third.expect("ack");
+
+    let mut got = Vec::new();
+    for worker in workers {
+        let (item, token, attempt) = gets(worker).await;
+        assert_eq!(attempt, 1);
+        got.push(item);
+        // It is leased to whoever got it.
+        provider.ack_work_item(&token, None).await.expect("ack");
+    }
+    // The others are there for whoever asks.
+    for _ in 0..3 {
+        got.push(work(&**provider, LOCK).await.0);
+    }
+    let nothing = provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly).await;
+    assert!(nothing.expect("fetch").is_none());
+    let all = ("a", 2..3);
+    let all =
+        [all, ("b", 2..5), ("c", 2..5)].map(|(instance, ids)| ids.map(|id| activity(instance, id)).collect::<Vec<_>>());
+    let sorted = |items: Vec<WorkItem>| {
+        let mut items: Vec<_> = items.iter().map(|item| format!("{item:?}")).collect();
+        items.sort();
+        items
+    };
+    assert_eq!(sorted(got), sorted(all.concat()));
+}
+
+#[tokio::test]
+async fn workers_are_handed_only_what_they_asked_for_and_for_as_long() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let token = leased(&world, "i").await;
+    world.settle().await;
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let (untagged, tagged) = (
+        waits_for(provider, minutes(2), TagFilter::DefaultOnly).await,
+        waits_for(provider, minutes(3), TagFilter::tags(["t"])).await,
+    );
+    let ack = schedules(
+        "i",
+        vec![
+            routed_activity("i", 2, Some("foreign"), None),
+            routed_activity("i", 3, None, Some("session")),
+            routed_activity("i", 4, Some("t"), None),
+            activity("i", 5),
+        ],
+    );
+    fixtures::ack(&**provider, &token, ack).await.expect("ack");
+    assert_eq!(gets(untagged).await.0, activity("i", 5));
+    assert_eq!(gets(tagged).await.0, routed_activity("i", 4, Some("t"), None));
+    for (activity, minutes) in [(2, None), (3, None), (4, Some(3)), (5, Some(2))] {
+        let left = "select coalesce((select ceil(extract(epoch from available_at - clock_timestamp()) / 60)::bigint \
+                      from worker_queue where activity_id = $1 and lease is not null), 0)";
+        assert_eq!(
+            world.number(left, &[&i64::from(activity)]).await,
+            minutes.unwrap_or(0),
+            "{activity}"
+        );
+    }
+}
+
+/// It was never to begin.
+#[tokio::test]
+async fn what_the_same_turn_cancels_is_not_handed_over() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let token = leased(&world, "i").await;
+    world.settle().await;
+    let worker = waits_for(provider, LOCK, TagFilter::DefaultOnly).await;
+    let cancelled = ScheduledActivityIdentifier {
+        instance: "i".to_string(),
+        execution_id: 1,
+        activity_id: 2,
+    };
+    let metadata = ExecutionMetadata::default();
+    let activities = vec![activity("i", 2)];
+    let events = vec![scheduled("i", 2)];
+    let acked = provider.ack_orchestration_item(&token, 1, events, activities, Vec::new(), metadata, vec![cancelled]);
+    acked.await.expect("ack");
+    provider
+        .enqueue_for_worker(activity("other", 1))
+        .await
+        .expect("enqueue");
+    assert_eq!(gets(worker).await.0, activity("other", 1));
+}
+
+/// A turn that has lost its lease schedules nothing: who waited for it gets something else.
+#[tokio::test]
+async fn an_ack_that_fails_hands_over_nothing() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let token = leased(&world, "i").await;
+    world
+        .execute(
+            "update mailboxes set lease = gen_random_uuid() where instance_id = 'i'",
+            &[],
+        )
+        .await;
+    world.settle().await;
+    let worker = waits_for(provider, LOCK, TagFilter::DefaultOnly).await;
+    let ack = schedules("i", vec![activity("i", 2)]);
+    fixtures::ack(&**provider, &token, ack).await.expect_err("lost");
+    provider
+        .enqueue_for_worker(activity("other", 1))
+        .await
+        .expect("enqueue");
+    assert_eq!(gets(worker).await.0, activity("other", 1));
+}
+
+/// The answer that would have brought it is lost. The ack is repeated, and finds that it had been made.
+#[tokio::test]
+async fn an_activity_whose_handover_is_lost_can_be_had_at_once() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let token = leased(&world, "i").await;
+    world.settle().await;
+    let worker = waits_for(provider, LOCK, TagFilter::DefaultOnly).await;
+    let mut lost = world.proxy.lose_answer_of(TURN_ACK, Mode::Pass);
+    let ack = schedules("i", vec![activity("i", 2)]);
+    fixtures::ack(&**provider, &token, ack).await.expect("ack");
+    assert!(lost.has_happened());
+    let (item, token, attempt) = gets(worker).await;
+    assert_eq!((item, attempt), (activity("i", 2), 1));
+    provider.ack_work_item(&token, None).await.expect("ack");
+}
+
+/// The same for a turn: it is given back.
+#[tokio::test]
+async fn a_turn_whose_handover_is_lost_can_be_had_at_once() {
+    for from_client in [false, true] {
+        let world = World::new().await;
+        let provider = &world.provider;
+        create(&**provider, "i").await;
+        provider.enqueue_for_worker(activity("i", 2)).await.expect("enqueue");
+        let (_, token, _) = work(&**provider, LOCK).await;
+        world.settle().await;
+        let dispatcher = Waiting::begin(provider, Queue::Turns).await;
+        if from_client {
+            let mut lost = world.proxy.lose_answer_of(".enqueue_for_orchestrator(", Mode::Pass);
+            let error = provider.enqueue_for_orchestrator(raised("i", "x"), None).await;
+            assert!(error.expect_err("lost").message.contains("may or may not"));
+            assert!(lost.has_happened());
+        } else {
+            let mut lost = world.proxy.lose_answer_of(ACTIVITY_ACK, Mode::Pass);
+            let acked = provider.ack_work_item(&token, Some(completed("i", 2))).await;
+            acked.expect("ack");
+            assert!(lost.has_happened());
+        }
+        assert_eq!(dispatcher.gets(SOON).await, ("i".to_string(), 1), "{from_client}");
+    }
+}
+
+/// The call that hands over waits for a lock: who waits for it goes on looking, and what it brings at last is handed back.
+#[tokio::test]
+async fn a_handover_that_is_held_up_does_not_hold_up_the_fetch() {
+    let world = World::new().await;
+    create(&*world.provider, "locked").await;
+    world.settle().await;
+    let mut blocker = world.schema.client().await;
+    let transaction = blocker.transaction().await.expect("begin");
+    let locked = "select from mailboxes where instance_id = 'locked' for update";
+    transaction.execute(locked, &[]).await.expect("lock");
+    let waiting = Waiting::begin(&world.provider, Queue::Turns).await;
+    let provider = Arc::clone(&world.provider);
+    let held_up = tokio::spawn(async move {
+        let sent = provider.enqueue_for_orchestrator(raised("locked", "x"), None).await;
+        sent.expect("enqueue");
+    });
+    eventually("the enqueue waits for the lock", || async {
+        let waits = "select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'";
+        (world.number(waits, &[&world.schema.name]).await == 1).then_some(())
+    })
+    .await;
+    let other = world.schema.provider().await;
+    Queue::Turns.enqueue(&other, "free").await;
+    assert_eq!(waiting.gets(SOON).await, ("free".to_string(), 1));
+    assert!(!held_up.is_finished());
+    transaction.rollback().await.expect("rollback");
+    held_up.await.expect("no panic");
+    let fetched = Queue::Turns.fetch(&world.provider, LOCK, SOON).await.expect("fetch");
+    assert_eq!(fetched, Some(("locked".to_string(), 1)));
+}
+
+/// An instance whose history cannot be read spoils neither the enqueue nor the ack that would have handed it over.
+#[tokio::test]
+async fn a_turn_that_cannot_be_read_spoils_nothing() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    create(&**provider, "bad").await;
+    provider.enqueue_for_worker(activity("bad", 2)).await.expect("enqueue");
+    let (_, token, _) = work(&**provider, LOCK).await;
+    let damage = "alter table history rename to readable; \
+                  create view history as select r.instance_id, r.execution_id, r.event_id, r.ack_id, \
+                         (1 / (r.event_id - r.event_id))::text as event_data from readable as r; \
+                  update mailboxes set cached_by = null";
+    world.admin.batch_execute(damage).await.expect("damage");
+    world.settle().await;
+    for from_client in [true, false] {
+        let nothing = provider.fetch_orchestration_item(LOCK, NOW, None).await.expect("fetch");
+        assert!(nothing.is_none());
+        let mut fetch = Box::pin(provider.fetch_orchestration_item(LOCK, PATIENT, None));
+        assert!(begin(fetch.as_mut()).await.is_pending());
+        if from_client {
+            let sent = provider.enqueue_for_orchestrator(raised("bad", "x"), None).await;
+            sent.expect("enqueue");
+        } else {
+            let acked = provider.ack_work_item(&token, Some(completed("bad", 2))).await;
+            acked.expect("ack");
+        }
+        let fetched = tokio::time::timeout(SOON, fetch)
+            .await
+            .expect("in time")
+            .expect("fetch");
+        let (item, token, _) = fetched.expect("a turn");
+        let error = item.history_error.expect("reported");
+        assert!(error.contains("division by zero"), "{error}");
+        // Idle again, as if that turn had been acked.
+        world.execute("delete from orchestrator_queue", &[]).await;
+        provider
+            .abandon_orchestration_item(&token, None, true)
+            .await
+            .expect("abandon");
+        assert!(
+            provider
+                .fetch_orchestration_item(LOCK, NOW, None)
+                .await
+                .expect("fetch")
+                .is_none()
+        );
+        world.settle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_dispatcher_is_not_handed_an_instance_it_cannot_replay() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    provider
+        .enqueue_for_orchestrator(start("newer"), None)
+        .await
+        .expect("enqueue");
+    let (_, token, _) = turn(&**provider, LOCK).await;
+    let pinned = Ack {
+        events: vec![started("newer")],
+        metadata: ExecutionMetadata {
+            pinned_duroxide_version: Some(Version::new(9, 0, 0)),
+            ..named()
+        },
+        ..Ack::default()
+    };
+    fixtures::ack(&**provider, &token, pinned).await.expect("ack");
+    world.settle().await;
+    let filter = DispatcherCapabilityFilter {
+        supported_duroxide_versions: vec![SemverRange::new(Version::new(0, 1, 0), Version::new(1, 0, 0))],
+    };
+    let nothing = provider.fetch_orchestration_item(LOCK, NOW, Some(&filter)).await;
+    assert!(nothing.expect("fetch").is_none());
+    let mut fetch = Box::pin(provider.fetch_orchestration_item(LOCK, PATIENT, Some(&filter)));
+    assert!(begin(fetch.as_mut()).await.is_pending());
+    let sent = provider.enqueue_for_orchestrator(raised("newer", "x"), None).await;
+    sent.expect("enqueue");
+    provider
+        .enqueue_for_orchestrator(start("fits"), None)
+        .await
+        .expect("enqueue");
+    let fetched = tokio::time::timeout(SOON, fetch)
+        .await
+        .expect("in time")
+        .expect("fetch");
+    assert_eq!(fetched.expect("a turn").0.instance, "fits");
+    assert_eq!(turn(&**provider, LOCK).await.0.instance, "newer");
+}
+
+/// Whoever gets an activity reads the history of its instance next: that is what is stored, also if somebody changed it while the
+/// turn ran.
+#[tokio::test]
+async fn the_history_that_comes_with_a_handover_is_the_stored_one() {
+    let changes = [
+        None,
+        Some("delete from history where instance_id = 'i' and event_id = 1"),
+        Some(
+            "insert into history (instance_id, execution_id, event_id, event_data) \
+             select instance_id, execution_id, 7, replace(event_data, '\"event_id\":1', '\"event_id\":7') \
+               from history where instance_id = 'i' and event_id = 1",
+        ),
+    ];
+    for change in changes {
+        let world = World::new().await;
+        let provider = &world.provider;
+        let token = leased(&world, "i").await;
+        if let Some(change) = change {
+            world.execute(change, &[]).await;
+        }
+        world.settle().await;
+        let nothing = provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly).await;
+        assert!(nothing.expect("fetch").is_none());
+        let worker = {
+            let provider = Arc::clone(provider);
+            tokio::spawn(async move {
+                let fetched = provider
+                    .fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly)
+                    .await;
+                fetched.expect("fetch").expect("an activity");
+                provider.read("i").await.expect("read")
+            })
+        };
+        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let ack = schedules("i", vec![activity("i", 2)]);
+        fixtures::ack(&**provider, &token, ack).await.expect("ack");
+        let history = tokio::time::timeout(SOON, worker)
+            .await
+            .expect("in time")
+            .expect("no panic");
+        let stored: Vec<Event> = world
+            .schema
+            .provider()
+            .await
+            .read_with_execution("i", 1)
+            .await
+            .expect("read");
+        assert_eq!(history, stored, "{change:?}");
+    }
+}
