@@ -64,17 +64,17 @@ impl Inner {
                     .caller
                     .call_within_lease(OPERATION, &parameters, self.activity_lease(&ack), failed)
                     .await;
-                self.activities_ended(&acks, None);
+                self.activities_ended(&acks, true, None);
                 answer.and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
             }
         };
         self.lease_ended(OPERATION, lease, answer, true)
     }
 
-    /// Activities may have completed.
-    fn activities_ended(self: &Arc<Self>, acks: &[Arc<ActivityAck>], behind: Option<u64>) {
+    /// Activities may have completed. `look`: somebody has to look for the turns that this makes due.
+    fn activities_ended(self: &Arc<Self>, acks: &[Arc<ActivityAck>], look: bool, behind: Option<u64>) {
         if acks.iter().any(|ack| ack.completion.is_some()) {
-            self.enqueued(Queue::Orchestrator, behind);
+            self.made_due(Queue::Orchestrator, look, behind);
         }
     }
 
@@ -95,22 +95,23 @@ impl Inner {
             let columns = ActivityAcks::new(&acks);
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
             let mut turns = TurnHandover::new(&self, completed.map(|(instance_id, _)| instance_id.as_str()));
-            let follow = Follow::new(&self, [(!turns.covers_all()).then_some(Queue::Orchestrator)]);
-            let call = async |turns: &TurnHandover| {
+            let call = async |turns: &TurnHandover, follow: &Follow| {
                 let leases = acks.iter().map(|ack| self.activity_lease(ack));
                 let parameters = columns.parameters(turns);
-                let call = self.caller.call_within_leases(OPERATION, &parameters, leases, &follow);
+                let call = self.caller.call_within_leases(OPERATION, &parameters, leases, follow);
                 during(turns.handover(), call).await
             };
-            let mut sent = call(&turns).await;
+            let mut follow = turns.follow();
+            let mut sent = call(&turns, &follow).await;
             if turns.may_have_spoilt(OPERATION, &sent) {
                 turns = turns.without_turns();
-                sent = call(&turns).await;
+                follow = turns.follow();
+                sent = call(&turns, &follow).await;
             }
             // Here, because a caller may have gone away.
-            let all_handed_over = turns.land(&sent).await;
-            if sent.is_ok() && !all_handed_over {
-                self.activities_ended(&acks, Some(follow.id()));
+            let look = turns.land(&sent).await;
+            if sent.is_ok() {
+                self.activities_ended(&acks, look, Some(follow.id()));
             }
             batch::answers(sent.and_then(|rows| done(&rows)), acks.len())
         }

@@ -73,16 +73,16 @@ impl poll::Request for ActivityRequest {
         async move { inner.look_for_activities(&self, wanted, behind).await }.boxed()
     }
 
+    fn lock_timeout(&self) -> Duration {
+        self.lock_timeout
+    }
+
     fn line(inner: &Inner) -> &Line<Self> {
         &inner.activities
     }
 }
 
 impl ActivityRequest {
-    pub(crate) fn lock_timeout(&self) -> Duration {
-        self.lock_timeout
-    }
-
     /// Whether activities with this routing key are among what it asks for.
     pub(crate) fn takes(&self, tag: &String) -> bool {
         self.tags.as_ref().is_none_or(|tags| tags.contains(tag))

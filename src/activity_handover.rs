@@ -9,6 +9,7 @@ use crate::granted::Granted;
 use crate::handover::Handover;
 use crate::history::Tail;
 use crate::inner::Inner;
+use crate::poll::Request;
 use crate::token::ActivityToken;
 use crate::turn_ack::{TurnAck, TurnAnswer};
 use crate::wake::Queue;
@@ -40,9 +41,9 @@ impl ActivityHandover {
                     && request.takes(&activities.tags[place])
             });
         }
-        for handed in &handed {
-            for position in &handed.items {
-                lease_ms[*position] = Some(encode::milliseconds(handed.request().lock_timeout()));
+        for handover in &handed {
+            for position in &handover.items {
+                lease_ms[*position] = Some(encode::milliseconds(handover.request().lock_timeout()));
             }
         }
         Self {
@@ -72,9 +73,9 @@ impl ActivityHandover {
             .iter()
             .flat_map(|answer| answer.handed.iter().copied())
             .collect();
-        for handed in self.handed {
-            let lock_timeout = handed.request().lock_timeout();
-            let granted = handed.items.iter().filter_map(|position| {
+        for handover in self.handed {
+            let lock_timeout = handover.request().lock_timeout();
+            let granted = handover.items.iter().filter_map(|position| {
                 let (turn, place) = self.places[*position];
                 let (ack, answer) = (&acks[turn], answers.get(turn)?);
                 let token = ActivityToken {
@@ -101,8 +102,11 @@ impl ActivityHandover {
                 let claimed = Claimed::new((item, token.clone(), 1), ahead);
                 Some(Granted::new(&self.inner, Queue::Worker, token, claimed))
             });
-            let granted = granted.collect();
-            handed.land(granted);
+            let mut granted: Vec<_> = granted.collect();
+            if handover.is_stale(lock_timeout) {
+                granted.drain(..).for_each(Granted::hand_back);
+            }
+            handover.land(granted);
         }
     }
 }

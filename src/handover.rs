@@ -7,6 +7,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -18,6 +19,7 @@ use crate::waiters::{SLOW_LOOK, Sent};
 /// Items under way to some who wait for the same thing. Dropped, those look for themselves.
 pub(crate) struct Handover<R: Request> {
     look: Look<R>,
+    since: Instant,
     /// The positions of the items.
     pub(crate) items: Vec<usize>,
 }
@@ -25,6 +27,11 @@ pub(crate) struct Handover<R: Request> {
 impl<R: Request> Handover<R> {
     pub(crate) fn request(&self) -> &R {
         &self.look.request
+    }
+
+    /// Whether too much of a lease has passed for it to be of use: it counts from before the commit, which may take its time.
+    pub(crate) fn is_stale(&self, lease: Duration) -> bool {
+        self.since.elapsed() > lease / 4
     }
 
     /// The call has brought these.
@@ -63,7 +70,7 @@ impl<R: Request> Line<R> {
         &self,
         inner: &Arc<Inner>,
         items: usize,
-        fits: impl Fn(&R, usize) -> bool,
+        mut fits: impl FnMut(&R, usize) -> bool,
     ) -> Vec<Handover<R>> {
         let now = Instant::now();
         let mut open: Vec<usize> = (0..items).collect();
@@ -85,6 +92,7 @@ impl<R: Request> Line<R> {
             .into_iter()
             .map(|(request, sent, items)| Handover {
                 look: Look::new(inner, &request, sent),
+                since: now,
                 items,
             })
             .collect()

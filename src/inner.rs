@@ -115,6 +115,16 @@ impl Inner {
         self.waker.tell_others(queue);
     }
 
+    /// Something was put into a queue. `look`: somebody has to look for it; otherwise whoever gets it is known, and others only have
+    /// to know that there are leases that end.
+    pub(crate) fn made_due(self: &Arc<Self>, queue: Queue, look: bool, behind: Option<u64>) {
+        if look {
+            self.enqueued(queue, behind);
+        } else {
+            self.waker.tell_others_of_leases(queue);
+        }
+    }
+
     /// Something happened to a queue: fetches that wait for it look again. `behind`: as for [`enqueued`](Self::enqueued).
     pub(crate) fn woken(self: &Arc<Self>, queue: Queue, reason: Reason, behind: Option<u64>) {
         match queue {

@@ -50,17 +50,16 @@ impl Inner {
             let at_once = messages.iter().filter(|message| message.is_due_at_once());
             let instance_ids = at_once.flat_map(|message| &message.columns.instance_ids);
             let mut turns = TurnHandover::new(&self, instance_ids.map(String::as_str));
-            let follow = Follow::new(&self, [(!turns.covers_all()).then_some(Queue::Orchestrator)]);
+            let mut follow = turns.follow();
             let mut sent = self.send_message_columns(&messages, &turns, &follow).await;
             if turns.may_have_spoilt(OPERATION, &sent) {
                 turns = turns.without_turns();
+                follow = turns.follow();
                 sent = self.send_message_columns(&messages, &turns, &follow).await;
             }
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
-            let all_at_once = messages.iter().all(|message| message.is_due_at_once());
-            if !turns.land(&sent).await || !all_at_once {
-                self.enqueued(Queue::Orchestrator, Some(follow.id()));
-            }
+            let look = turns.land(&sent).await;
+            self.made_due(Queue::Orchestrator, look, Some(follow.id()));
             batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
         }
         .boxed()

@@ -43,7 +43,7 @@ fn version_range(filter: Option<&DispatcherCapabilityFilter>) -> Option<(i64, i6
 /// What a dispatcher asks for, in the terms of the function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TurnRequest {
-    pub(crate) lock_timeout: Duration,
+    lock_timeout: Duration,
     pub(crate) min_version: i64,
     pub(crate) max_version: i64,
 }
@@ -59,6 +59,10 @@ impl poll::Request for TurnRequest {
         behind: Option<Connection>,
     ) -> BoxFuture<'static, Result<Found<Turn>, Failure>> {
         async move { inner.look_for_turns(self, wanted, behind).await }.boxed()
+    }
+
+    fn lock_timeout(&self) -> Duration {
+        self.lock_timeout
     }
 
     fn line(inner: &Inner) -> &Line<Self> {
@@ -185,8 +189,8 @@ impl Inner {
                     )
                     .await
                     .and_then(|rows| TurnAnswer::decode(&rows));
-                let leaves_activities = !ack.worker_items.is_empty();
-                self.turns_ended(answer.result.as_deref(), leaves_activities, None);
+                let activities = (!ack.worker_items.is_empty()).then_some(true);
+                self.turns_ended(answer.result.as_deref(), activities, None);
                 answer.and_then(|mut answers| answers.pop().ok_or(CallError::NoAnswer)?.held(&ack))
             }
         };
@@ -197,11 +201,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Turns may have left or sent something.
+    /// Turns may have left or sent something. `activities`: if there are any, whether somebody has to look for them.
     fn turns_ended(
         self: &Arc<Self>,
         answers: Result<&[TurnAnswer], &CallError>,
-        leaves_activities: bool,
+        activities: Option<bool>,
         behind: Option<u64>,
     ) {
         // Whoever does not know better looks once too often.
@@ -212,8 +216,8 @@ impl Inner {
         }) {
             self.enqueued(Queue::Orchestrator, behind);
         }
-        if leaves_activities {
-            self.enqueued(Queue::Worker, behind);
+        if let Some(look) = activities {
+            self.made_due(Queue::Worker, look, behind);
         }
     }
 
@@ -267,11 +271,11 @@ impl Inner {
             };
             let answers = sent.and_then(|rows| TurnAnswer::decode(&rows));
             // Here, because a caller may have gone away.
-            let leaves_activities = handover.leaves_some();
+            let activities = (!lease_ms.is_empty()).then_some(answers.is_err() || handover.leaves_some());
             if let Ok(answers) = &answers {
                 handover.land(&acks, answers);
             }
-            self.turns_ended(answers.as_deref(), leaves_activities, Some(follow.id()));
+            self.turns_ended(answers.as_deref(), activities, Some(follow.id()));
             batch::answers(answers, acks.len())
         }
         .boxed()

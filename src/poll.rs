@@ -60,6 +60,9 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
         behind: Option<Connection>,
     ) -> BoxFuture<'static, Result<Found<Self::Item>, Failure>>;
 
+    /// How long what it gets is leased.
+    fn lock_timeout(&self) -> Duration;
+
     /// Where the fetches of this kind wait.
     fn line(inner: &Inner) -> &Line<Self>;
 }
@@ -123,7 +126,7 @@ impl<R: Request> Line<R> {
         let (id, sooner) = {
             let mut groups = self.lock();
             if groups.len() > SWEEP_ABOVE {
-                groups.retain(|_, group| !group.waiters.is_empty() || group.looks > 0);
+                groups.retain(|_, group| !group.waiters.is_empty() || group.looks + group.handovers > 0);
             }
             let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
             group.next_id += 1;
@@ -165,7 +168,7 @@ impl<R: Request> Line<R> {
                     let alone = sent.wanted == 1 && group.look_of(caller) == Some(sent.id);
                     (sent, alone)
                 });
-                let next = if group.looks > 0 {
+                let next = if group.looks > 0 || group.look_of(caller).is_some() {
                     now + SLOW_LOOK
                 } else {
                     group.quiet_until
@@ -220,6 +223,8 @@ impl<R: Request> Line<R> {
                 found if sent.reason == Reason::Handed => {
                     for granted in found.into_iter().flat_map(|found| found.granted) {
                         unwanted.extend(group.hand_out(sent.id, granted));
+                        // No look has told when this lease ends.
+                        group.due_by(now + request.lock_timeout());
                     }
                 }
                 Ok(found) => {

@@ -3,29 +3,32 @@
 use std::sync::Arc;
 
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tracing::{debug, warn};
 use uuid::Uuid;
 
 use crate::encode;
 use crate::error::CallError;
+use crate::follow::Follow;
 use crate::granted::Granted;
 use crate::handover::Handover;
 use crate::inner::Inner;
 use crate::orchestrations::TurnRequest;
+use crate::poll::Request;
 use crate::telemetry::metrics;
 use crate::token::TurnToken;
-use crate::turn::Fetched;
+use crate::turn::{Fetched, Turn};
 use crate::wake::Queue;
 
 /// Turns that a call under way may bring, as `claim_turns` grants them.
 pub(crate) struct TurnHandover {
     inner: Arc<Inner>,
     handover: Option<Handover<TurnRequest>>,
-    /// The instances that it makes due, and for each its lease.
+    /// The instances that it makes due, if somebody waits for any, and for each its lease.
     instance_ids: Vec<String>,
     leases: Vec<Uuid>,
+    /// Whether somebody waits for each of them.
+    covers_all: bool,
     limit: i32,
     lock_timeout_ms: i64,
     min_version: i64,
@@ -44,15 +47,20 @@ impl TurnHandover {
             return turns;
         }
         // One call claims for those who ask for the same; others look for themselves.
-        let handovers = inner.turns.hand_over(inner, instance_ids.len(), |_, _| true);
-        turns.leases = instance_ids.iter().map(|_| Uuid::new_v4()).collect();
-        turns.instance_ids = instance_ids.into_iter().map(str::to_string).collect();
-        if let Some(handover) = handovers.into_iter().next() {
+        let mut chosen = None;
+        let mut handovers = inner.turns.hand_over(inner, instance_ids.len(), |request, _| {
+            *chosen.get_or_insert(*request) == *request
+        });
+        turns.covers_all = false;
+        if let Some(handover) = handovers.pop() {
             let request = handover.request();
+            turns.covers_all = handover.items.len() == instance_ids.len();
             turns.limit = i32::try_from(handover.items.len()).unwrap_or(i32::MAX);
-            turns.lock_timeout_ms = encode::milliseconds(request.lock_timeout);
+            turns.lock_timeout_ms = encode::milliseconds(request.lock_timeout());
             turns.min_version = request.min_version;
             turns.max_version = request.max_version;
+            turns.leases = instance_ids.iter().map(|_| Uuid::new_v4()).collect();
+            turns.instance_ids = instance_ids.into_iter().map(str::to_string).collect();
             turns.handover = Some(handover);
         }
         turns
@@ -65,6 +73,7 @@ impl TurnHandover {
             handover: None,
             instance_ids: Vec::new(),
             leases: Vec::new(),
+            covers_all: true,
             limit: 0,
             lock_timeout_ms: 0,
             min_version: 0,
@@ -74,10 +83,11 @@ impl TurnHandover {
     }
 
     /// The same call without turns: those who wait look for themselves.
-    pub(crate) fn without_turns(mut self) -> Self {
-        self.handover = None;
-        self.limit = 0;
-        self
+    pub(crate) fn without_turns(self) -> Self {
+        Self {
+            covers_all: false,
+            ..Self::none(&self.inner)
+        }
     }
 
     /// What such a call takes beside what it is about.
@@ -93,9 +103,9 @@ impl TurnHandover {
         ]
     }
 
-    /// Whether somebody waits for each of them.
-    pub(crate) fn covers_all(&self) -> bool {
-        usize::try_from(self.limit).is_ok_and(|limit| limit >= self.instance_ids.len())
+    /// Looks behind the call, for what nobody waits for yet.
+    pub(crate) fn follow(&self) -> Follow {
+        Follow::new(&self.inner, [(!self.covers_all).then_some(Queue::Orchestrator)])
     }
 
     pub(crate) fn handover(&self) -> Option<&Handover<TurnRequest>> {
@@ -108,9 +118,7 @@ impl TurnHandover {
         let Err(error) = answer else {
             return false;
         };
-        let is_refused = error
-            .sql_state()
-            .is_some_and(|state| !error.is_retryable() || *state == SqlState::IO_ERROR);
+        let is_refused = error.sql_state().is_some() && !error.is_ambiguous();
         if self.limit > 0 && is_refused {
             debug!(%error, "{operation} failed; trying again without handing over");
             metrics::retry(operation, "handover");
@@ -119,57 +127,82 @@ impl TurnHandover {
         false
     }
 
-    /// The call was answered. Whether all it made due was handed over, and nobody has to look for it.
+    /// The call was answered. Whether somebody has to look for what it made due.
     pub(crate) async fn land(mut self, answer: &Result<Vec<Row>, CallError>) -> bool {
-        let Some(handover) = self.handover.take() else {
-            return self.instance_ids.is_empty();
+        let to_look_for: Option<i32> = match answer {
+            Ok(rows) => rows.first().and_then(|row| row.try_get("to_look_for").ok()).flatten(),
+            Err(_) => None,
         };
-        let lock_timeout = handover.request().lock_timeout;
         let mut granted = Vec::new();
-        match answer {
-            Ok(rows) => {
-                for row in rows {
-                    match self.claimed(row).await {
-                        Ok(Some(Fetched::Turn { lease, turn })) => {
-                            self.inner.leases.extended(lease, lock_timeout);
-                            let token = turn.1.clone();
-                            granted.push(Granted::new(&self.inner, Queue::Orchestrator, token, *turn));
-                        }
-                        // By being dropped it is handed back, and the attempt does not count.
-                        Ok(Some(Fetched::Unavailable { token })) => {
-                            drop(Granted::new(&self.inner, Queue::Orchestrator, token, ()));
-                        }
-                        Ok(_) => {}
-                        Err(error) => {
-                            warn!(%error, "a turn that was handed over cannot be read; it will be fetched when its lease ends")
-                        }
+        if let Some(handover) = self.handover.take() {
+            match answer {
+                Ok(rows) => {
+                    for row in rows {
+                        granted.extend(self.granted(row, &handover).await);
                     }
                 }
-            }
-            // They may have been claimed, and nobody knows of it.
-            Err(error) if error.is_ambiguous() => {
-                for (instance_id, lease) in self.instance_ids.iter().zip(&self.leases) {
-                    let token = TurnToken {
-                        lease: *lease,
-                        instance_id: instance_id.clone(),
-                    };
-                    self.inner.leases.extended(*lease, lock_timeout);
-                    Granted::new(&self.inner, Queue::Orchestrator, token.to_string(), ()).hand_back();
+                // They may have been claimed, and nobody knows of it.
+                Err(error) if error.is_ambiguous() => {
+                    for (instance_id, lease) in self.instance_ids.iter().zip(&self.leases) {
+                        self.hand_back(&handover, instance_id.clone(), *lease);
+                    }
                 }
+                Err(_) => {}
             }
-            Err(_) => {}
+            let handed_over = granted.len();
+            handover.land(granted);
+            return to_look_for
+                .and_then(|to_look_for| usize::try_from(to_look_for).ok())
+                .is_none_or(|to_look_for| to_look_for > handed_over);
         }
-        let all = granted.len() >= self.instance_ids.len();
-        handover.land(granted);
-        all
+        to_look_for.is_none_or(|to_look_for| to_look_for > 0)
     }
 
-    /// The turn of a row, if it has one.
-    async fn claimed(&self, row: &Row) -> Result<Option<Fetched>, tokio_postgres::Error> {
-        let Some(instance_id) = row.try_get("instance_id")? else {
-            return Ok(None);
-        };
-        let turn = self.inner.decode_claimed(row, instance_id, row.try_get("lease")?, None);
-        turn.await.map(Some)
+    /// The turn of a row, if it has one that can be handed over.
+    async fn granted(&self, row: &Row, handover: &Handover<TurnRequest>) -> Option<Granted<Turn>> {
+        let lock_timeout = handover.request().lock_timeout();
+        let instance_id: String = row.try_get::<_, Option<_>>("instance_id").ok()??;
+        let lease: Uuid = row.try_get("lease").ok()?;
+        if handover.is_stale(lock_timeout) || !self.has_history(&instance_id, row).unwrap_or(false) {
+            self.hand_back(handover, instance_id, lease);
+            return None;
+        }
+        match self.inner.decode_claimed(row, instance_id.clone(), lease, None).await {
+            Ok(Fetched::Turn { turn, .. }) => {
+                self.inner.leases.extended(lease, lock_timeout);
+                let token = turn.1.clone();
+                Some(Granted::new(&self.inner, Queue::Orchestrator, token, *turn))
+            }
+            Ok(_) => {
+                self.hand_back(handover, instance_id, lease);
+                None
+            }
+            Err(error) => {
+                warn!(%error, "a turn that was handed over cannot be read");
+                self.hand_back(handover, instance_id, lease);
+                None
+            }
+        }
+    }
+
+    /// Whether what the database did not send of a history is still in memory. Reading it again is for a look: this call has an
+    /// answer to give.
+    fn has_history(&self, instance_id: &str, row: &Row) -> Result<bool, tokio_postgres::Error> {
+        let event_id: i64 = row.try_get("cached_event_id")?;
+        if event_id == 0 {
+            return Ok(true);
+        }
+        let (epoch, execution_id) = (row.try_get("history_epoch")?, row.try_get("execution_id")?);
+        let known = self
+            .inner
+            .cache
+            .get_up_to(instance_id, epoch, execution_id, event_id, false);
+        Ok(known.is_some())
+    }
+
+    fn hand_back(&self, handover: &Handover<TurnRequest>, instance_id: String, lease: Uuid) {
+        self.inner.leases.extended(lease, handover.request().lock_timeout());
+        let token = TurnToken { lease, instance_id };
+        Granted::new(&self.inner, Queue::Orchestrator, token.to_string(), ()).hand_back();
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Group<T> {
     pub(crate) waiters: VecDeque<Waiter<T>>,
     /// Looks on the wire, and when the last of them was sent.
     pub(crate) looks: usize,
+    /// Handovers on the wire.
+    pub(crate) handovers: usize,
     sent_at: Instant,
     /// What happened, if anything, since the last look was sent.
     pub(crate) woken: Option<Reason>,
@@ -133,6 +135,7 @@ impl<T> Group<T> {
         Self {
             waiters: VecDeque::new(),
             looks: 0,
+            handovers: 0,
             sent_at: now,
             woken: None,
             quiet_until: now,
@@ -155,6 +158,15 @@ impl<T> Group<T> {
             self.quiet_reason = reason;
         }
         if is_sooner {
+            self.sooner.notify_waiters();
+        }
+    }
+
+    /// Something may be found then, if not before.
+    pub(crate) fn due_by(&mut self, time: Instant) {
+        if time < self.quiet_until {
+            self.quiet_until = time;
+            self.quiet_reason = Reason::Due;
             self.sooner.notify_waiters();
         }
     }
@@ -200,6 +212,7 @@ impl<T> Group<T> {
     /// Something is under way to so many of those who have no look on the wire.
     pub(crate) fn hand_over(&mut self, wanted: usize) -> Sent {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
+        self.handovers += 1;
         self.send(wanted, Reason::Handed)
     }
 
@@ -261,8 +274,9 @@ impl<T> Group<T> {
 
     /// A look is no longer on the wire. Returns how many of those it was for went away meanwhile.
     pub(crate) fn landed(&mut self, sent: &Sent) -> usize {
-        if sent.reason != Reason::Handed {
-            self.looks -= 1;
+        match sent.reason {
+            Reason::Handed => self.handovers -= 1,
+            _ => self.looks -= 1,
         }
         self.behind.take_if(|behind| behind.look == sent.id);
         let before = self.departed.len();

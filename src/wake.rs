@@ -29,6 +29,8 @@ const IDLE_POLL_WITH_LISTENER: Duration = Duration::from_secs(60);
 const POLL_WITHOUT_LISTENER: Duration = Duration::from_millis(500);
 /// At most one NOTIFY in this time.
 const NOTIFY_INTERVAL: Duration = Duration::from_millis(10);
+/// At most one in this time that is only about leases, which last longer.
+const LEASES_INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_RECONNECT: Duration = Duration::from_millis(100);
 const MAX_RECONNECT: Duration = Duration::from_secs(10);
 
@@ -63,16 +65,26 @@ struct Shared {
     heard_at: Mutex<Option<Instant>>,
     /// Queues that other processes are still to be told about.
     unsent: AtomicU8,
+    /// Those in which there are only leases that others are still to be told about.
+    unsent_leases: AtomicU8,
     send: Notify,
 }
 
 impl Shared {
     /// Can be dropped and called again at any point.
-    async fn something_to_send(&self, not_before: Instant) {
+    async fn something_to_send(&self, last: Option<Instant>) {
+        let until = |interval| last.map_or_else(Instant::now, |last| last + interval);
         while self.unsent.load(Ordering::Acquire) == 0 {
-            self.send.notified().await;
+            if self.unsent_leases.load(Ordering::Acquire) == 0 {
+                self.send.notified().await;
+            } else if tokio::time::timeout_at(until(LEASES_INTERVAL), self.send.notified())
+                .await
+                .is_err()
+            {
+                return;
+            }
         }
-        tokio::time::sleep_until(not_before).await;
+        tokio::time::sleep_until(until(NOTIFY_INTERVAL)).await;
     }
 
     fn heard(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -107,6 +119,7 @@ impl Waker {
                 listening: AtomicBool::new(false),
                 heard_at: Mutex::default(),
                 unsent: AtomicU8::new(0),
+                unsent_leases: AtomicU8::new(0),
                 send: Notify::new(),
             }),
             listener: connector.map(|connector| (channel, connector)),
@@ -126,6 +139,13 @@ impl Waker {
     /// Something was put into a queue: tells other processes, soon.
     pub(crate) fn tell_others(&self, queue: Queue) {
         if self.listener.is_some() && self.shared.unsent.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
+            self.shared.send.notify_one();
+        }
+    }
+
+    /// Something was put into a queue, and leased at once. Should this process die, others must know when to look.
+    pub(crate) fn tell_others_of_leases(&self, queue: Queue) {
+        if self.listener.is_some() && self.shared.unsent_leases.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
             self.shared.send.notify_one();
         }
     }
@@ -195,7 +215,7 @@ async fn listen(
     // What was sent while nobody listened is lost: everybody looks once.
     shared.wake(u8::MAX, Reason::Listener);
 
-    let mut next_send = Instant::now();
+    let mut last_sent = None;
     loop {
         tokio::select! {
             notification = notifications.recv() => match notification {
@@ -207,13 +227,13 @@ async fn listen(
                 }
                 None => return Ok(()),
             },
-            () = shared.something_to_send(next_send) => {
-                let bits = shared.unsent.swap(0, Ordering::AcqRel);
+            () = shared.something_to_send(last_sent) => {
+                let bits = shared.unsent.swap(0, Ordering::AcqRel) | shared.unsent_leases.swap(0, Ordering::AcqRel);
                 if let Err(error) = client.query(&notify, &[&channel, &bits.to_string()]).await {
                     shared.unsent.fetch_or(bits, Ordering::AcqRel);
                     return Err(error.into());
                 }
-                next_send = Instant::now() + NOTIFY_INTERVAL;
+                last_sent = Some(Instant::now());
             }
         }
     }

@@ -1,5 +1,6 @@
 -- Removes finished activities and delivers their completions, if any, each in one step; all of one call in one
--- transaction. Returns with the first row for each whether it was done: false when it was cancelled, has expired or was taken over.
+-- transaction. Returns with the first row, for each, whether it was done: false when it was cancelled, has expired or was taken over;
+-- and how many of the instances that are due now somebody should look for, those claimed here included.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances that it completes activities of are claimed as well, if that can
 -- be had at once; the rows are theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
 -- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns.
@@ -21,6 +22,7 @@ create or replace function ack_work_item(
     p_node                    uuid    default null
 ) returns table (
     done                  boolean[],
+    to_look_for           integer,
     instance_id           text,
     lease                 uuid,
     attempt_count         integer,
@@ -41,6 +43,7 @@ as $$
 declare
     v_now      timestamptz;
     v_targets  constant text[] := array_remove(p_completion_instance_ids, null);
+    v_due      text[] := '{}'::text[];
     v_done     bigint[];
     v_sessions text[];
     v_session  text;
@@ -52,8 +55,8 @@ begin
     if v_targets <> '{}' then
         -- Before it is known which of them count, for the sake of the lock order. Waking an instance for
         -- nothing costs one look at it.
-        perform wake_mailboxes(v_targets, array_fill(clock_timestamp(), array[cardinality(v_targets)]),
-                               mark_in_flight(v_targets));
+        v_due := wake_mailboxes(v_targets, array_fill(clock_timestamp(), array[cardinality(v_targets)]),
+                                mark_in_flight(v_targets), p_node);
     end if;
 
     -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
@@ -127,14 +130,17 @@ begin
                                   from generate_series(1, cardinality(p_ids)) as t (position)) end;
     end if;
 
-    if p_turn_limit > 0 then
+    to_look_for := cardinality(v_due);
+    if p_turn_limit > 0 and v_due <> '{}' then
         for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
             history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
             select t.*
-              from claim_turns(p_turn_instance_ids, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms, p_min_version, p_max_version, p_node) as t
+              from claim_turns(p_turn_instance_ids, v_due, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms,
+                               p_min_version, p_max_version, p_node) as t
         loop
             return next;
             done := null;
+            to_look_for := null;
         end loop;
     end if;
     if done is not null then

@@ -2,23 +2,30 @@
 -- p_marked: the caller has marked itself in flight. Then a mailbox that is leased, or due earlier, is left alone:
 -- whoever ends that lease or finds it empty must first prove that nobody is in flight. Otherwise every mailbox
 -- is locked until the caller commits, so that they have to wait and look after it.
+-- Returns the instances that somebody should look for: those that are not leased by p_node, the process, which looks when it
+-- ends its lease. What others have leased is worth a look because that tells when the lease ends.
 -- Locks: the mailboxes it writes, by instance id.
 create or replace function wake_mailboxes(
     p_instance_ids text[],
     p_visible_at   timestamptz[],
-    p_marked       boolean
-) returns void
+    p_marked       boolean,
+    p_node         uuid default null
+) returns text[]
 language plpgsql
 as $$
+declare
+    v_leased boolean;
 begin
     if cardinality(p_instance_ids) = 1 then
         -- The usual case, in two small statements.
         if p_marked then
-            perform from mailboxes as b
-              where b.instance_id = p_instance_ids[1]
-                and (b.lease is not null or b.available_at <= p_visible_at[1]);
+            select b.lease is not null and b.cached_by = p_node and b.available_at > clock_timestamp()
+              into v_leased
+              from mailboxes as b
+             where b.instance_id = p_instance_ids[1]
+               and (b.lease is not null or b.available_at <= p_visible_at[1]);
             if found then
-                return;
+                return case when v_leased then '{}' else p_instance_ids end;
             end if;
         end if;
         insert into mailboxes as m (instance_id, available_at)
@@ -27,7 +34,7 @@ begin
            set available_at = excluded.available_at
          where m.lease is null
            and m.available_at > excluded.available_at;
-        return;
+        return p_instance_ids;
     end if;
     insert into mailboxes as m (instance_id, available_at)
     select t.instance_id, t.visible_at
@@ -43,5 +50,13 @@ begin
        set available_at = excluded.available_at
      where m.lease is null
        and m.available_at > excluded.available_at;
+    return array(select distinct t.instance_id
+                   from unnest(p_instance_ids) as t (instance_id)
+                   left join mailboxes as b
+                     on b.instance_id = t.instance_id
+                    and b.lease is not null
+                    and b.cached_by = p_node
+                    and b.available_at > clock_timestamp()
+                  where b.instance_id is null);
 end
 $$;

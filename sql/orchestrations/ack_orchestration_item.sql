@@ -1,11 +1,14 @@
 -- Commits a turn: history, metadata, values, outgoing work, consumed messages and the end of the lease, all or nothing.
 -- p_node: the process, if it keeps the turn's history in memory.
+-- p_activity_leases: an id for each activity. p_activity_lease_ms: not NULL for one that somebody waits for: it is put into the queue
+-- already leased, for so long.
 -- p_targets: the instances, other than the turn's own, that it sends messages to or names as its parent.
 -- Returns done:
 --   true   committed
---   NULL   the same call (p_ack_id) had already committed; nothing was done now
+--   NULL   the same call (p_ack_id) had already committed; activities that it leased are given back
 --   false  the lease has expired or is somebody else's; nothing was done
--- and due_ms until the earliest orchestration message that it left or sent is due, NULL when there is none.
+-- due_ms until the earliest orchestration message that it left or sent is due, NULL when there is none; handed_leases and
+-- handed_ids, the rows of the activities that are leased; and, if there are any and p_node has all of the history in memory, its history_epoch.
 -- Many turns at once: ack_orchestration_items. What differs is that here every statement is about one row where it can be.
 -- Locks, in the one order of sql/README.md: in-flight marks, mailboxes by instance id (own and targets),
 -- worker rows by key; last, tries the proof of next_available_at.
@@ -116,18 +119,26 @@ begin
                                          and h.execution_id = p_execution_id
                                          and h.event_id = p_first_event_id
                                          and h.ack_id = p_ack_id) then false end;
-        if done is null and cardinality(p_activity_items) > 0 then
-            -- Whoever was waiting for them has not heard of it.
+        if cardinality(p_activity_items) > 0 then
+            -- Whoever was to get them from an earlier attempt has not heard of it.
             update worker_queue as w
                set lease = null,
                    available_at = v_now,
                    attempt_count = w.attempt_count - 1
-              from unnest(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids, p_activity_leases)
-                   as t (instance_id, execution_id, activity_id, lease)
-             where w.instance_id = t.instance_id
-               and w.execution_id = t.execution_id
-               and w.activity_id = t.activity_id
-               and w.lease = t.lease;
+              from (select h.instance_id, h.execution_id, h.activity_id, h.id
+                      from worker_queue as h
+                      join unnest(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids, p_activity_leases)
+                           as t (instance_id, execution_id, activity_id, lease)
+                        on h.instance_id = t.instance_id
+                       and h.execution_id = t.execution_id
+                       and h.activity_id = t.activity_id
+                     where h.lease = t.lease
+                     order by h.instance_id, h.execution_id, h.activity_id, h.id
+                       for update of h) as h
+             where w.instance_id = h.instance_id
+               and w.execution_id = h.execution_id
+               and w.activity_id = h.activity_id
+               and w.id = h.id;
         end if;
         return next;
         return;

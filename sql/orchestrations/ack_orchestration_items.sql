@@ -1,6 +1,7 @@
 -- Commits turns as ack_orchestration_item does, each turn all or nothing, and all turns of one call in one transaction.
 -- One element a turn in the first arrays; an element of the others says in its p_…_turns to which turn it belongs,
--- counted from 1. Returns one row a turn, in their order; due_ms is that of the earliest of all.
+-- counted from 1. Returns one row a turn, in their order; due_ms is that of the earliest of all, handed_leases and handed_ids come with
+-- the first row.
 -- Locks, in the one order of sql/README.md: in-flight marks, mailboxes by instance id (own and targets),
 -- worker rows by key; last, tries the proof of next_available_at.
 -- Raises DX007, 23505 on history_pkey (an event id that exists).

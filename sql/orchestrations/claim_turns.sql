@@ -1,11 +1,13 @@
 -- Claims up to p_limit of these instances, those that are due, fit the version range, can be locked at once and are ordinary: not
 -- leased, started or starting, within the limits of one turn. Returns what their turns need, as fetch_orchestration_item does, which
 -- takes all others.
+-- p_among: NULL, or those that count.
 -- p_leases: NULL, or the leases of these instances, for a caller that has just sent them messages and answers for somebody who
 -- waits. Then long histories that p_node, the process, does not have in memory are left to a fetch.
 -- Locks: mailboxes, SKIP LOCKED. Never waits.
 create or replace function claim_turns(
     p_instance_ids    text[],
+    p_among           text[],
     p_leases          uuid[],
     p_limit           integer,
     p_lock_timeout_ms bigint,
@@ -49,6 +51,7 @@ begin
     for v_position in 1 .. cardinality(p_instance_ids) loop
         exit when v_claimed >= p_limit;
         instance_id := p_instance_ids[v_position];
+        continue when instance_id <> all (p_among);
         select m.history_epoch, m.cached_event_id,
                case when m.cached_by = p_node then m.cached_execution_id end as cached_execution_id
           into v_box

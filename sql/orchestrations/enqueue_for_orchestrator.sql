@@ -3,6 +3,7 @@
 -- hidden by the database clock; both NULL: visible at once.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances are claimed as well, if that can be had at once; the rows are
 -- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
+-- With the first row: how many of the instances somebody should look for, those claimed here included.
 -- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007.
 create or replace function enqueue_for_orchestrator(
     p_instance_ids         text[],
@@ -18,6 +19,7 @@ create or replace function enqueue_for_orchestrator(
     p_max_version          bigint  default 0,
     p_node                 uuid    default null
 ) returns table (
+    to_look_for           integer,
     instance_id           text,
     lease                 uuid,
     attempt_count         integer,
@@ -39,6 +41,7 @@ declare
     v_marked     boolean;
     v_now        timestamptz;
     v_visible_at timestamptz[];
+    v_due        text[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
@@ -59,16 +62,23 @@ begin
     select t.instance_id, t.visible_at, t.kind, t.work_item
       from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items) as t (instance_id, visible_at, kind, work_item);
 
-    perform wake_mailboxes(p_instance_ids, v_visible_at, v_marked);
+    v_due := wake_mailboxes(p_instance_ids, v_visible_at, v_marked, p_node);
 
-    if p_turn_limit > 0 then
+    to_look_for := cardinality(v_due);
+    if p_turn_limit > 0 and v_due <> '{}' then
         for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
             history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
             select t.*
-              from claim_turns(p_turn_instance_ids, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms, p_min_version, p_max_version, p_node) as t
+              from claim_turns(p_turn_instance_ids, v_due, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms,
+                               p_min_version, p_max_version, p_node) as t
         loop
             return next;
+            to_look_for := null;
         end loop;
+    end if;
+    if to_look_for is not null then
+        instance_id := null;
+        return next;
     end if;
 end
 $$

@@ -142,7 +142,8 @@ begin
             for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
                 history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
                 select t.*
-                  from claim_turns(v_boxes, null, v_wanted, p_lock_timeout_ms, p_min_version, p_max_version, p_node) as t
+                  from claim_turns(v_boxes, null, null, v_wanted, p_lock_timeout_ms,
+                                   p_min_version, p_max_version, p_node) as t
             loop
                 v_left := array_remove(v_left, instance_id);
                 v_claimed := v_claimed + 1;
