@@ -2,7 +2,7 @@
 -- transaction. Returns with the first row, for each, whether it was done: false when it was cancelled, has expired or was taken over;
 -- and how many of the instances that are due now somebody should look for, those claimed here included.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances that it completes activities of are claimed as well, if that can
--- be had at once; the rows are theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
+-- be had at once and they have no other activities; the rows are theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
 -- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns.
 -- Raises DX007.
 create or replace function ack_work_item(
@@ -131,6 +131,12 @@ begin
     end if;
 
     to_look_for := cardinality(v_due);
+    if p_turn_limit > 0 and v_due <> '{}' then
+        -- Instances with other activities under way are left to a look, which brings what ends at about the same time together.
+        v_due := array(select d.instance_id
+                         from unnest(v_due) as d (instance_id)
+                        where not exists (select from worker_queue as w where w.instance_id = d.instance_id));
+    end if;
     if p_turn_limit > 0 and v_due <> '{}' then
         for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
             history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in

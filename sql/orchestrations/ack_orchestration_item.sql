@@ -196,7 +196,8 @@ begin
                updated_at = v_now
          where i.instance_id = p_instance_id;
     end if;
-    if v_ends or p_clears_kv or cardinality(p_kv_keys) > 0 then
+    if p_clears_kv or cardinality(p_kv_keys) > 0
+       or (v_ends and exists (select from kv_delta as d where d.instance_id = p_instance_id)) then
         perform apply_kv(p_instance_id, p_clears_kv, p_kv_keys, p_kv_values, p_kv_updated_at_ms, v_ends);
     end if;
 

@@ -84,22 +84,23 @@ async fn work_is_claimed_before_the_ack_is_answered() {
     acked.expect("ack");
     assert_eq!(waiting.gets(SOON).await.0, "instance");
 
+    create(provider, "other").await;
     provider
-        .enqueue_for_worker(activity("instance", 3))
+        .enqueue_for_worker(activity("other", 3))
         .await
         .expect("enqueue");
     let (_, token, _) = work(provider, LOCK).await;
     let waiting = Waiting::begin(&world.provider, Queue::Turns).await;
     let mut held = world.proxy.hold_answer_of(".ack_work_item(");
-    let ack = world.provider.ack_work_item(&token, Some(completed("instance", 3)));
+    let ack = world.provider.ack_work_item(&token, Some(completed("other", 3)));
     let claimed = async {
         held.wait().await;
-        eventually("claimed", || Queue::Turns.is_leased(&world, "instance")).await;
+        eventually("claimed", || Queue::Turns.is_leased(&world, "other")).await;
         held.release();
     };
     let (acked, ()) = tokio::join!(ack, claimed);
     acked.expect("ack");
-    assert_eq!(waiting.gets(SOON).await.0, "instance");
+    assert_eq!(waiting.gets(SOON).await.0, "other");
 }
 
 /// The mailbox that a turn sends to is locked: the look behind its ack is stuck, but nobody waits for that look alone.

@@ -461,3 +461,75 @@ async fn the_history_that_comes_with_a_handover_is_the_stored_one() {
         assert_eq!(history, stored, "{change:?}");
     }
 }
+
+/// Whoever got it never acks: somebody who has heard of nothing since takes it over when the lease ends, in the same process and in
+/// another.
+#[tokio::test]
+async fn what_is_handed_over_passes_on_when_its_lease_ends() {
+    const LEASE: Duration = Duration::from_secs(1);
+    for in_another in [false, true] {
+        let world = World::new().await;
+        let provider = &world.provider;
+        let other = Arc::new(world.schema.provider().await);
+        let token = leased(&world, "i").await;
+        world.settle().await;
+        let worker = waits_for(provider, LEASE, TagFilter::DefaultOnly).await;
+        let heir = waits_for(
+            if in_another { &other } else { provider },
+            LEASE,
+            TagFilter::DefaultOnly,
+        )
+        .await;
+        let before = looks(&world);
+        let ack = schedules("i", vec![activity("i", 2)]);
+        fixtures::ack(&**provider, &token, ack).await.expect("ack");
+        assert_eq!(gets(worker).await.2, 1);
+        assert_eq!(looks(&world), before);
+        assert_eq!(gets(heir).await.2, 2, "{in_another}");
+    }
+}
+
+/// An activity of an instance ends that is in a turn of this process: the end of the turn finds its completion.
+#[tokio::test]
+async fn nobody_looks_for_an_instance_that_is_in_a_turn_here() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    create(&**provider, "i").await;
+    provider.enqueue_for_worker(activity("i", 2)).await.expect("enqueue");
+    let (_, activity, _) = work(&**provider, LOCK).await;
+    let sent = provider.enqueue_for_orchestrator(raised("i", "x"), None).await;
+    sent.expect("enqueue");
+    let (_, token, _) = turn(&**provider, LOCK).await;
+    world.settle().await;
+    let waiting = Waiting::begin(provider, Queue::Turns).await;
+    let before = looks(&world);
+    let acked = provider.ack_work_item(&activity, Some(completed("i", 2))).await;
+    acked.expect("ack");
+    // Whoever is woken is so before the answer, and looks at once.
+    world.settle().await;
+    assert_eq!(looks(&world), before);
+    fixtures::ack(&**provider, &token, Ack::default()).await.expect("ack");
+    assert_eq!(waiting.gets(SOON).await, ("i".to_string(), 1));
+}
+
+/// More activities of the instance are under way: their ends may come together, so a look brings them.
+#[tokio::test]
+async fn an_instance_with_more_activities_is_looked_for() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    create(&**provider, "i").await;
+    for id in [2, 3] {
+        provider.enqueue_for_worker(activity("i", id)).await.expect("enqueue");
+    }
+    let (_, first, _) = work(&**provider, LOCK).await;
+    let (_, second, _) = work(&**provider, LOCK).await;
+    world.settle().await;
+    let dispatcher = Waiting::begin(provider, Queue::Turns).await;
+    let [before, _] = looks(&world);
+    let acked = provider.ack_work_item(&first, Some(completed("i", 2))).await;
+    acked.expect("ack");
+    assert_eq!(dispatcher.gets(SOON).await, ("i".to_string(), 1));
+    let [after, _] = looks(&world);
+    assert!(after > before);
+    provider.ack_work_item(&second, None).await.expect("ack");
+}
