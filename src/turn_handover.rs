@@ -129,12 +129,9 @@ impl TurnHandover {
 
     /// The call was answered. Whether somebody has to look for what it made due.
     pub(crate) async fn land(mut self, answer: &Result<Vec<Row>, CallError>) -> bool {
-        let to_look_for: Option<i32> = match answer {
-            Ok(rows) => rows.first().and_then(|row| row.try_get("to_look_for").ok()).flatten(),
-            Err(_) => None,
-        };
-        let mut granted = Vec::new();
+        let mut handed_over = 0;
         if let Some(handover) = self.handover.take() {
+            let mut granted = Vec::new();
             match answer {
                 Ok(rows) => {
                     for row in rows {
@@ -149,13 +146,13 @@ impl TurnHandover {
                 }
                 Err(_) => {}
             }
-            let handed_over = granted.len();
+            handed_over = granted.len();
             handover.land(granted);
-            return to_look_for
-                .and_then(|to_look_for| usize::try_from(to_look_for).ok())
-                .is_none_or(|to_look_for| to_look_for > handed_over);
         }
-        to_look_for.is_none_or(|to_look_for| to_look_for > 0)
+        let first = answer.as_ref().ok().and_then(|rows| rows.first());
+        let to_look_for: Option<i32> = first.and_then(|row| row.try_get("to_look_for").ok()).flatten();
+        let to_look_for = to_look_for.and_then(|count| usize::try_from(count).ok());
+        to_look_for.is_none_or(|count| count > handed_over)
     }
 
     /// The turn of a row, if it has one that can be handed over.
@@ -167,22 +164,17 @@ impl TurnHandover {
             self.hand_back(handover, instance_id, lease);
             return None;
         }
-        match self.inner.decode_claimed(row, instance_id.clone(), lease, None).await {
-            Ok(Fetched::Turn { turn, .. }) => {
-                self.inner.leases.extended(lease, lock_timeout);
-                let token = turn.1.clone();
-                Some(Granted::new(&self.inner, Queue::Orchestrator, token, *turn))
-            }
-            Ok(_) => {
-                self.hand_back(handover, instance_id, lease);
-                None
-            }
-            Err(error) => {
-                warn!(%error, "a turn that was handed over cannot be read");
-                self.hand_back(handover, instance_id, lease);
-                None
-            }
+        let decoded = self.inner.decode_claimed(row, instance_id.clone(), lease, None).await;
+        if let Ok(Fetched::Turn { turn, .. }) = decoded {
+            self.inner.leases.extended(lease, lock_timeout);
+            let token = turn.1.clone();
+            return Some(Granted::new(&self.inner, Queue::Orchestrator, token, *turn));
         }
+        if let Err(error) = decoded {
+            warn!(%error, "a turn that was handed over cannot be read");
+        }
+        self.hand_back(handover, instance_id, lease);
+        None
     }
 
     /// Whether what the database did not send of a history is still in memory. Reading it again is for a look: this call has an

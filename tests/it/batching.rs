@@ -66,6 +66,13 @@ impl World {
     }
 
     /// The one number a query returns.
+    /// Another process on the same schema, and what it asks of the server.
+    pub async fn another_process(&self) -> (Arc<PostgresProvider>, Proxy) {
+        let proxy = Proxy::start(&self.schema.url);
+        let builder = Builder::from_config(proxy.config()).schema(&self.schema.name);
+        (Arc::new(builder.connect().await.expect("provider")), proxy)
+    }
+
     pub async fn number(&self, query: &str, parameters: &[&(dyn ToSql + Sync)]) -> i64 {
         self.admin.query_one(query, parameters).await.expect(query).get(0)
     }

@@ -104,6 +104,15 @@ async fn listener(world: &World) -> Option<i32> {
     row.expect("pg_stat_activity").map(|row| row.get(0))
 }
 
+/// Returns when a call of the provider is held up.
+async fn waits_for_a_lock(world: &World) {
+    eventually("a call waits for a lock", || async {
+        let waits = "select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'";
+        (world.number(waits, &[&world.schema.name]).await == 1).then_some(())
+    })
+    .await;
+}
+
 /// Tries until there is a result.
 async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, attempt: impl Fn() -> F) -> T {
     let tries = async {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use duroxide::providers::{Provider, ProviderAdmin};
 use duroxide::{Event, EventKind};
-use duroxide_postgres::{Builder, PostgresProvider};
+use duroxide_postgres::PostgresProvider;
 
 use super::changes::Change;
 use super::{INSTANCE, ack, ack_first_of, claim, continue_as_new, create_cached, noted, stored, take_turn};
@@ -27,12 +27,8 @@ struct Process {
 
 impl Process {
     async fn new(world: &World) -> Self {
-        let proxy = Proxy::start(&world.schema.url);
-        let builder = Builder::from_config(proxy.config()).schema(&world.schema.name);
-        Self {
-            provider: Arc::new(builder.connect().await.expect("provider")),
-            proxy,
-        }
+        let (provider, proxy) = world.another_process().await;
+        Self { provider, proxy }
     }
 
     /// Fetches an activity and reads the history of its instance, which must be this one. Whether it came along.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use duroxide::providers::Provider;
 
-use super::{BOTH, Queue, SOON, Waiting, eventually};
+use super::{BOTH, Queue, SOON, Waiting, eventually, waits_for_a_lock};
 use crate::batching::World;
 use crate::fixtures::{self, Ack, LOCK, activity, completed, create, raised, scheduled, turn, work};
 use crate::proxy::Mode;
@@ -132,11 +132,7 @@ async fn a_look_behind_a_call_that_is_held_up_does_not_hold_up_the_fetch() {
         };
         fixtures::ack(&*provider, &token, ack).await.expect("ack");
     });
-    eventually("the ack waits for the lock", || async {
-        let waits = "select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'";
-        (world.number(waits, &[&world.schema.name]).await == 1).then_some(())
-    })
-    .await;
+    waits_for_a_lock(&world).await;
     eventually("a look is behind it", || async {
         (world.proxy.calls_of(".fetch_orchestration_item(") > looks).then_some(())
     })

@@ -154,9 +154,8 @@ async fn a_shared_ack_hands_over_as_much_as_is_waited_for() {
     }
     let nothing = provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly).await;
     assert!(nothing.expect("fetch").is_none());
-    let all = ("a", 2..3);
-    let all =
-        [all, ("b", 2..5), ("c", 2..5)].map(|(instance, ids)| ids.map(|id| activity(instance, id)).collect::<Vec<_>>());
+    let all = [("a", 2..3), ("b", 2..5), ("c", 2..5)]
+        .map(|(instance, ids)| ids.map(|id| activity(instance, id)).collect::<Vec<_>>());
     let sorted = |items: Vec<WorkItem>| {
         let mut items: Vec<_> = items.iter().map(|item| format!("{item:?}")).collect();
         items.sort();
@@ -287,18 +286,16 @@ async fn the_history_that_comes_with_a_handover_is_the_stored_one() {
         world.settle().await;
         let nothing = provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly).await;
         assert!(nothing.expect("fetch").is_none());
-        let worker = {
-            let provider = Arc::clone(provider);
-            tokio::spawn(async move {
-                let fetched = provider
-                    .fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly)
-                    .await;
-                fetched.expect("fetch").expect("an activity");
-                provider.read("i").await.expect("read")
-            })
-        };
-        tokio::task::yield_now().await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        let reader = Arc::clone(provider);
+        let mut worker = Box::pin(async move {
+            let fetched = reader
+                .fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly)
+                .await;
+            fetched.expect("fetch").expect("an activity");
+            reader.read("i").await.expect("read")
+        });
+        assert!(begin(worker.as_mut()).await.is_pending());
+        let worker = tokio::spawn(worker);
         let ack = schedules("i", vec![activity("i", 2)]);
         fixtures::ack(&**provider, &token, ack).await.expect("ack");
         let history = tokio::time::timeout(SOON, worker)

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use duroxide::providers::{Provider, TagFilter};
-use duroxide_postgres::Builder;
 
 use super::{ACTIVITY_ACK, TURN_ACK, gets, leased, looks, schedules, waits_for};
 use crate::batching::{FETCH_ACTIVITIES, World, begin};
 use crate::fixtures::{self, LOCK, NOW, activity, completed, create, raised, work};
-use crate::proxy::{Mode, Proxy};
-use crate::wake_ups::{PATIENT, Queue, SOON, Waiting, eventually};
+use crate::proxy::Mode;
+use crate::wake_ups::{PATIENT, Queue, SOON, Waiting, waits_for_a_lock};
 
 /// A turn that has lost its lease schedules nothing: who waited for it gets something else.
 #[tokio::test]
@@ -94,11 +93,7 @@ async fn a_handover_that_is_held_up_does_not_hold_up_the_fetch() {
         let sent = provider.enqueue_for_orchestrator(raised("locked", "x"), None).await;
         sent.expect("enqueue");
     });
-    eventually("the enqueue waits for the lock", || async {
-        let waits = "select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock'";
-        (world.number(waits, &[&world.schema.name]).await == 1).then_some(())
-    })
-    .await;
+    waits_for_a_lock(&world).await;
     let other = world.schema.provider().await;
     Queue::Turns.enqueue(&other, "free").await;
     assert_eq!(waiting.gets(SOON).await, ("free".to_string(), 1));
@@ -167,9 +162,7 @@ async fn what_is_handed_over_passes_on_when_its_lease_ends() {
     for in_another in [false, true] {
         let world = World::new().await;
         let provider = &world.provider;
-        let proxy = Proxy::start(&world.schema.url);
-        let builder = Builder::from_config(proxy.config()).schema(&world.schema.name);
-        let other = Arc::new(builder.connect().await.expect("provider"));
+        let (other, proxy) = world.another_process().await;
         let token = leased(&world, "i").await;
         world.settle().await;
         // Until the listener of the other is up as well, it looks now and then.
