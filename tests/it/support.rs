@@ -143,9 +143,9 @@ pub async fn damage_history(client: &Client, instance: &str, bytes: usize) -> bo
 pub async fn create_extension(client: &Client, name: &str) {
     client
         .batch_execute(&format!(
-            "select pg_advisory_lock(hashtext('test extensions')); \
-             create extension if not exists {name} schema public; \
-             select pg_advisory_unlock(hashtext('test extensions'))"
+            // One transaction: the lock lasts until others see the extension.
+            "select pg_advisory_xact_lock(hashtext('test extensions')); \
+             create extension if not exists {name} schema public"
         ))
         .await
         .expect(name);
