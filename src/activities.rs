@@ -10,14 +10,16 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::activity_ack::{ActivityAck, ActivityAcks, done};
+use crate::activity_fetch::{ActivityRequest, NextActivities};
 use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::follow::Follow;
-use crate::handover::during;
+use crate::handover::{during, may_have_spoilt};
 use crate::inner::Inner;
 use crate::messages::enqueue_error;
+use crate::next::NextLook;
 use crate::token::ActivityToken;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
@@ -59,7 +61,8 @@ impl Inner {
                 let acks = [Arc::clone(&ack)];
                 let columns = ActivityAcks::new(&acks);
                 let turns = TurnHandover::none(self);
-                let parameters = columns.parameters(&turns);
+                let next = NextActivities::default();
+                let parameters = columns.parameters(&turns, &next);
                 let answer = self
                     .caller
                     .call_within_lease(OPERATION, &parameters, self.activity_lease(&ack), failed)
@@ -69,6 +72,13 @@ impl Inner {
             }
         };
         self.lease_ended(OPERATION, lease, answer, true)
+    }
+
+    /// A look for what those who end these activities will ask for next, if it is worth it.
+    fn look_for_next(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) -> Option<NextLook<ActivityRequest>> {
+        let leases = acks.iter().map(|ack| ack.token.lease);
+        let (group, returning) = self.leases.most_return_to(leases)?;
+        self.activities.look_next(self, group, returning)
     }
 
     /// Activities may have completed. `look`: somebody has to look for the turns that this makes due.
@@ -95,20 +105,31 @@ impl Inner {
             let columns = ActivityAcks::new(&acks);
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
             let mut turns = TurnHandover::new(&self, completed.map(|(instance_id, _)| instance_id.as_str()));
-            let call = async |turns: &TurnHandover, follow: &Follow| {
+            let mut next = self.look_for_next(&acks);
+            let call = async |turns: &TurnHandover, next: Option<&NextLook<ActivityRequest>>, follow: &Follow| {
                 let leases = acks.iter().map(|ack| self.activity_lease(ack));
-                let parameters = columns.parameters(turns);
+                let next = next.map(NextActivities::of).unwrap_or_default();
+                let parameters = columns.parameters(turns, &next);
                 let call = self.caller.call_within_leases(OPERATION, &parameters, leases, follow);
                 during(turns.handover(), call).await
             };
             let mut follow = turns.follow();
-            let mut sent = call(&turns, &follow).await;
-            if turns.may_have_spoilt(OPERATION, &sent) {
+            let mut sent = call(&turns, next.as_ref(), &follow).await;
+            let brings_something = turns.handover().is_some() || next.is_some();
+            if brings_something && may_have_spoilt(OPERATION, &sent) {
                 turns = turns.without_turns();
+                next = None;
                 follow = turns.follow();
-                sent = call(&turns, &follow).await;
+                sent = call(&turns, None, &follow).await;
             }
             // Here, because a caller may have gone away.
+            if let Some(next) = next {
+                let found = match &sent {
+                    Ok(rows) => self.found_activities(OPERATION, next.request(), rows),
+                    Err(error) => Err(error.to_failure(OPERATION)),
+                };
+                next.land(found);
+            }
             let look = turns.land(&sent).await;
             if sent.is_ok() {
                 self.activities_ended(&acks, look, Some(follow.id()));

@@ -6,6 +6,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
+use crate::activity_fetch::NextActivities;
 use crate::batch;
 use crate::error::CallError;
 use crate::token::ActivityToken;
@@ -69,7 +70,11 @@ impl<'a> ActivityAcks<'a> {
         columns
     }
 
-    pub(crate) fn parameters<'b>(&'b self, turns: &'b TurnHandover) -> Vec<&'b (dyn ToSql + Sync)> {
+    pub(crate) fn parameters<'b>(
+        &'b self,
+        turns: &'b TurnHandover,
+        next: &'b NextActivities,
+    ) -> Vec<&'b (dyn ToSql + Sync)> {
         let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
             &self.instance_ids,
             &self.execution_ids,
@@ -80,6 +85,7 @@ impl<'a> ActivityAcks<'a> {
             &self.completions,
         ];
         parameters.extend(turns.parameters());
+        parameters.extend(next.parameters());
         parameters
     }
 }

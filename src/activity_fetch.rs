@@ -7,6 +7,7 @@ use duroxide::providers::{SessionFetchConfig, TagFilter, WorkItem};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use tracing::error;
 
 use crate::ahead::{self, Ahead};
@@ -16,6 +17,7 @@ use crate::error::Failure;
 use crate::granted::Granted;
 use crate::history::Tail;
 use crate::inner::Inner;
+use crate::next::NextLook;
 use crate::poll::{self, Fetch, Found, Line};
 use crate::token::ActivityToken;
 use crate::wake::Queue;
@@ -75,6 +77,11 @@ impl poll::Request for ActivityRequest {
 
     fn lock_timeout(&self) -> Duration {
         self.lock_timeout
+    }
+
+    /// Who takes activities of sessions sees at every fetch how many it can still take.
+    fn is_repeated(&self) -> bool {
+        !matches!(self.sessions, Sessions::For { .. })
     }
 
     fn line(inner: &Inner) -> &Line<Self> {
@@ -195,21 +202,38 @@ impl Inner {
                 behind,
             )
             .await?;
+        if let Some(owner_id) = owner_id {
+            for row in &rows {
+                self.remember_session_cursors(owner_id, row)
+                    .map_err(|error| self.decoding(OPERATION, error))?;
+            }
+        }
+        self.found_activities(OPERATION, request, &rows)
+    }
+
+    /// What a function found that somebody asks for: in the rows that say whether there are sessions.
+    pub(crate) fn found_activities(
+        self: &Arc<Self>,
+        operation: &'static str,
+        request: &ActivityRequest,
+        rows: &[Row],
+    ) -> Result<Found<Claimed>, Failure> {
         let mut found = Found {
-            granted: Vec::with_capacity(wanted),
+            granted: Vec::with_capacity(rows.len()),
             next: None,
             ask_anew: false,
         };
         let mut unreadable = None;
-        for row in &rows {
-            self.remember_session_cursors(owner_id, row)
-                .map_err(|error| self.decoding(OPERATION, error))?;
-            let sessions: bool = row
+        for row in rows {
+            let sessions: Option<bool> = row
                 .try_get("sessions")
-                .map_err(|error| self.decoding(OPERATION, error))?;
+                .map_err(|error| self.decoding(operation, error))?;
+            let Some(sessions) = sessions else {
+                continue;
+            };
             self.set_has_sessions(&request.tags, sessions);
             found.ask_anew = sessions && request.sessions == Sessions::IfAny;
-            let fetched = Fetched::decode(row).map_err(|error| self.decoding(OPERATION, error))?;
+            let fetched = Fetched::decode(row).map_err(|error| self.decoding(operation, error))?;
             let (token, attempt_count, item, history) = match fetched {
                 Fetched::Nothing { next } => {
                     found.next = next;
@@ -225,12 +249,14 @@ impl Inner {
             self.leases.extended(token.lease, request.lock_timeout);
             match *item {
                 Ok(item) => {
-                    let (instance_id, token) = (token.instance_id.clone(), token.to_string());
+                    let (instance_id, lease, token) = (token.instance_id.clone(), token.lease, token.to_string());
                     let claimed = Claimed {
                         activity: (item, token.clone(), attempt_count),
                         ahead: history.map(|tail| (instance_id, tail)),
                     };
-                    found.granted.push(Granted::new(self, Queue::Worker, token, claimed));
+                    found
+                        .granted
+                        .push(Granted::new(self, Queue::Worker, lease, token, claimed));
                 }
                 // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
                 Err(reason) => {
@@ -239,7 +265,7 @@ impl Inner {
                         token.activity_id, token.instance_id, token.id
                     );
                     error!("{message}");
-                    unreadable = Some(Failure::permanent(OPERATION, message));
+                    unreadable = Some(Failure::permanent(operation, message));
                 }
             }
         }
@@ -274,18 +300,43 @@ impl Inner {
             .unzip()
     }
 
-    fn remember_session_cursors(&self, owner_id: Option<&String>, row: &Row) -> Result<(), tokio_postgres::Error> {
+    fn remember_session_cursors(&self, owner_id: &str, row: &Row) -> Result<(), tokio_postgres::Error> {
         let tags: Option<Vec<String>> = row.try_get("cursor_tags")?;
         let sessions: Option<Vec<String>> = row.try_get("cursors")?;
-        if let (Some(owner_id), Some(tags), Some(sessions)) = (owner_id, tags, sessions) {
+        if let (Some(tags), Some(sessions)) = (tags, sessions) {
             let mut owners = self.session_cursors.lock().unwrap_or_else(PoisonError::into_inner);
             if owners.len() > MAX_SESSION_OWNERS {
                 owners.clear();
             }
-            let cursors = owners.entry(owner_id.clone()).or_default();
+            let cursors = owners.entry(owner_id.to_string()).or_default();
             cursors.extend(tags.into_iter().zip(sessions));
         }
         Ok(())
+    }
+}
+
+/// How an ack asks for what its callers will ask for next: for nothing, by default.
+#[derive(Default)]
+pub(crate) struct NextActivities<'a> {
+    limit: i32,
+    lock_timeout_ms: i64,
+    tags: Option<&'a [String]>,
+    unless_sessions: bool,
+}
+
+impl<'a> NextActivities<'a> {
+    pub(crate) fn of(look: &'a NextLook<ActivityRequest>) -> Self {
+        let request = look.request();
+        Self {
+            limit: i32::try_from(look.wanted()).unwrap_or(i32::MAX),
+            lock_timeout_ms: encode::milliseconds(request.lock_timeout),
+            tags: request.tags.as_deref(),
+            unless_sessions: request.sessions == Sessions::IfAny,
+        }
+    }
+
+    pub(crate) fn parameters(&self) -> [&(dyn ToSql + Sync); 4] {
+        [&self.limit, &self.lock_timeout_ms, &self.tags, &self.unless_sessions]
     }
 }
 

@@ -95,15 +95,15 @@ impl ActivityHandover {
                         cached_event_id: last_event_id,
                         events: Vec::new(),
                     });
-                let (item, token) = (ack.worker_items[place].clone(), token.to_string());
+                let (item, lease, token) = (ack.worker_items[place].clone(), token.lease, token.to_string());
                 let ahead = tail
                     .filter(|_| ack.activities.instance_ids[place] == ack.token.instance_id)
                     .map(|tail| (ack.token.instance_id.clone(), tail));
                 let claimed = Claimed::new((item, token.clone(), 1), ahead);
-                Some(Granted::new(&self.inner, Queue::Worker, token, claimed))
+                Some(Granted::new(&self.inner, Queue::Worker, lease, token, claimed))
             });
             let mut granted: Vec<_> = granted.collect();
-            if handover.is_stale(lock_timeout) {
+            if handover.is_stale() {
                 granted.drain(..).for_each(Granted::hand_back);
             }
             handover.land(granted);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::debug;
+use uuid::Uuid;
 
 use crate::inner::Inner;
 use crate::wake::Queue;
@@ -15,6 +16,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// A leased item on its way to the caller. Dropped on the way, it is handed back at once.
 pub(crate) struct Granted<T> {
     item: Option<T>,
+    lease: Uuid,
     token: String,
     queue: Queue,
     pause: Option<Duration>,
@@ -22,9 +24,10 @@ pub(crate) struct Granted<T> {
 }
 
 impl<T> Granted<T> {
-    pub(crate) fn new(inner: &Arc<Inner>, queue: Queue, token: String, item: T) -> Self {
+    pub(crate) fn new(inner: &Arc<Inner>, queue: Queue, lease: Uuid, token: String, item: T) -> Self {
         Self {
             item: Some(item),
+            lease,
             token,
             queue,
             pause: Some(PAUSE),
@@ -32,7 +35,11 @@ impl<T> Granted<T> {
         }
     }
 
-    pub(crate) fn accept(mut self) -> Option<T> {
+    /// `returns_to`: the group of fetches its caller comes back to, if it does.
+    pub(crate) fn accept(mut self, returns_to: Option<u64>) -> Option<T> {
+        if let Some(group) = returns_to {
+            self.inner.leases.returns_to(self.lease, group);
+        }
         self.item.take()
     }
 

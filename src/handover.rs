@@ -7,13 +7,17 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_postgres::Row;
+use tracing::debug;
 
+use crate::error::CallError;
 use crate::granted::Granted;
 use crate::inner::Inner;
+use crate::next::is_stale;
 use crate::poll::{Found, Line, Look, Request, send_look};
+use crate::telemetry::metrics;
 use crate::waiters::{SLOW_LOOK, Sent};
 
 /// Items under way to some who wait for the same thing. Dropped, those look for themselves.
@@ -29,9 +33,9 @@ impl<R: Request> Handover<R> {
         &self.look.request
     }
 
-    /// Whether too much of a lease has passed for it to be of use: it counts from before the commit, which may take its time.
-    pub(crate) fn is_stale(&self, lease: Duration) -> bool {
-        self.since.elapsed() > lease / 4
+    /// Whether too much of the leases has passed.
+    pub(crate) fn is_stale(&self) -> bool {
+        is_stale(self.since, self.look.request.lock_timeout())
     }
 
     /// The call has brought these.
@@ -41,6 +45,19 @@ impl<R: Request> Handover<R> {
             next: None,
             ask_anew: false,
         }));
+    }
+}
+
+/// Whether the server refused a call perhaps only because of something unreadable that it was to bring to somebody: nothing was done,
+/// and it is worth another attempt without.
+pub(crate) fn may_have_spoilt(operation: &'static str, answer: &Result<Vec<Row>, CallError>) -> bool {
+    match answer {
+        Err(error) if error.sql_state().is_some() && !error.is_ambiguous() => {
+            debug!(%error, "{operation} failed; trying again without handing over");
+            metrics::retry(operation, "handover");
+            true
+        }
+        _ => false,
     }
 }
 

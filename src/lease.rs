@@ -1,7 +1,7 @@
-//! When the leases this process holds have certainly ended, by its own monotonic clock.
+//! The leases this process holds: when each has certainly ended, by its own monotonic clock, and who will ask for more after it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -14,7 +14,13 @@ const SWEEP_ABOVE: usize = 1024;
 /// Leases by their id.
 #[derive(Default)]
 pub(crate) struct Leases {
-    ends: Mutex<HashMap<Uuid, Instant>>,
+    held: Mutex<HashMap<Uuid, Held>>,
+}
+
+struct Held {
+    end: Instant,
+    /// The group of fetches its holder comes back to, if it does.
+    returns_to: Option<u64>,
 }
 
 impl Leases {
@@ -22,30 +28,73 @@ impl Leases {
     /// from an earlier moment, so it certainly ends by now plus `duration`.
     pub(crate) fn extended(&self, lease: Uuid, duration: Duration) {
         let now = Instant::now();
-        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        if ends.len() > SWEEP_ABOVE {
-            ends.retain(|_, end| *end > now);
+        let end = now.checked_add(duration).unwrap_or(now + UNKNOWN_LEASE);
+        let mut held = self.lock();
+        if held.len() > SWEEP_ABOVE {
+            held.retain(|_, held| held.end > now);
         }
-        ends.insert(lease, now.checked_add(duration).unwrap_or(now + UNKNOWN_LEASE));
+        let new = Held { end, returns_to: None };
+        held.entry(lease).or_insert(new).end = end;
+    }
+
+    /// Whoever holds this lease asks the same of this group again as soon as it has ended it.
+    pub(crate) fn returns_to(&self, lease: Uuid, group: u64) {
+        if let Some(held) = self.lock().get_mut(&lease) {
+            held.returns_to = Some(group);
+        }
+    }
+
+    /// The group to which most of those return who hold these leases, and how many they are.
+    pub(crate) fn most_return_to(&self, leases: impl Iterator<Item = Uuid>) -> Option<(u64, usize)> {
+        let mut groups = HashMap::new();
+        let held = self.lock();
+        for group in leases.filter_map(|lease| held.get(&lease)?.returns_to) {
+            *groups.entry(group).or_insert(0) += 1;
+        }
+        groups.into_iter().max_by_key(|(_, count)| *count)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A lease was given back.
     pub(crate) fn ended(&self, lease: Uuid) {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
+        self.lock().remove(&lease);
     }
 
     /// Whether a lease was granted to this process and not given back by it.
     pub(crate) fn holds(&self, lease: Uuid) -> bool {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.contains_key(&lease)
+        self.lock().contains_key(&lease)
     }
 
     /// A function that tells when the lease has certainly ended. It follows renewals.
     pub(crate) fn end_of(&self, lease: Uuid) -> impl Fn() -> Instant + '_ {
         let unknown = Instant::now() + UNKNOWN_LEASE;
-        move || {
-            let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-            ends.get(&lease).copied().unwrap_or(unknown)
+        move || self.lock().get(&lease).map_or(unknown, |held| held.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_of_those_who_come_back_decide() {
+        let leases = Leases::default();
+        let ids = [(); 5].map(|()| Uuid::new_v4());
+        for id in ids {
+            leases.extended(id, Duration::from_secs(1));
         }
+        assert_eq!(leases.most_return_to(ids.into_iter()), None);
+        for (id, group) in ids.into_iter().zip([7, 8, 8, 9]) {
+            leases.returns_to(id, group);
+        }
+        // Renewals change nothing.
+        leases.extended(ids[1], Duration::from_secs(2));
+        assert_eq!(leases.most_return_to(ids.into_iter()), Some((8, 2)));
+        leases.ended(ids[1]);
+        leases.ended(ids[2]);
+        assert_eq!(leases.most_return_to(ids[..3].iter().copied()), Some((7, 1)));
     }
 }

@@ -38,6 +38,7 @@ mod lease;
 #[cfg(feature = "cli")]
 mod limited;
 mod messages;
+mod next;
 mod orchestrations;
 mod pace;
 mod poll;

@@ -13,7 +13,7 @@ use crate::batch;
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::follow::Follow;
-use crate::handover::during;
+use crate::handover::{during, may_have_spoilt};
 use crate::inner::Inner;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
@@ -52,7 +52,7 @@ impl Inner {
             let mut turns = TurnHandover::new(&self, instance_ids.map(String::as_str));
             let mut follow = turns.follow();
             let mut sent = self.send_message_columns(&messages, &turns, &follow).await;
-            if turns.may_have_spoilt(OPERATION, &sent) {
+            if turns.handover().is_some() && may_have_spoilt(OPERATION, &sent) {
                 turns = turns.without_turns();
                 follow = turns.follow();
                 sent = self.send_message_columns(&messages, &turns, &follow).await;

@@ -65,6 +65,10 @@ impl poll::Request for TurnRequest {
         self.lock_timeout
     }
 
+    fn is_repeated(&self) -> bool {
+        true
+    }
+
     fn line(inner: &Inner) -> &Line<Self> {
         &inner.turns
     }
@@ -129,11 +133,11 @@ impl Inner {
                     let token = turn.1.clone();
                     found
                         .granted
-                        .push(Granted::new(self, Queue::Orchestrator, token, *turn));
+                        .push(Granted::new(self, Queue::Orchestrator, lease, token, *turn));
                 }
                 // By being dropped it is handed back, and the attempt does not count.
-                Fetched::Unavailable { token } => {
-                    drop(Granted::new(self, Queue::Orchestrator, token, ()));
+                Fetched::Unavailable { lease, token } => {
+                    drop(Granted::new(self, Queue::Orchestrator, lease, token, ()));
                     found.next = Some(UNAVAILABLE);
                 }
                 Fetched::Dropped { instance_id, count } => warn!(

@@ -63,6 +63,9 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
     /// How long what it gets is leased.
     fn lock_timeout(&self) -> Duration;
 
+    /// Whether those who get something ask for the same again when they have ended it.
+    fn is_repeated(&self) -> bool;
+
     /// Where the fetches of this kind wait.
     fn line(inner: &Inner) -> &Line<Self>;
 }
@@ -123,10 +126,10 @@ impl<R: Request> Line<R> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
         let span = Span::current();
-        let (id, sooner) = {
+        let (id, group, sooner) = {
             let mut groups = self.lock();
             if groups.len() > SWEEP_ABOVE {
-                groups.retain(|_, group| !group.waiters.is_empty() || group.looks + group.handovers > 0);
+                groups.retain(|_, group| !group.is_idle());
             }
             let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
             group.next_id += 1;
@@ -138,7 +141,7 @@ impl<R: Request> Line<R> {
                 look: None,
                 answer,
             });
-            (id, Arc::clone(&group.sooner))
+            (id, group.id, Arc::clone(&group.sooner))
         };
         Registered {
             place: Place {
@@ -146,6 +149,7 @@ impl<R: Request> Line<R> {
                 request,
                 id,
             },
+            group,
             answer: receiver,
             sooner,
         }
@@ -168,7 +172,7 @@ impl<R: Request> Line<R> {
                     let alone = sent.wanted == 1 && group.look_of(caller) == Some(sent.id);
                     (sent, alone)
                 });
-                let next = if group.looks > 0 || group.look_of(caller).is_some() {
+                let next = if group.is_looking() || group.look_of(caller).is_some() {
                     now + SLOW_LOOK
                 } else {
                     group.quiet_until
@@ -268,6 +272,10 @@ impl<R: Request> Line<R> {
                 }
             }
             group.release(sent.id);
+            if sent.reason == Reason::Next && !unwanted.is_empty() {
+                group.kept.extend(unwanted.drain(..).map(|granted| (granted, now)));
+                self.hand_back_kept(inner, request);
+            }
             group.due_look(now)
         };
         // What was for those who went away is dropped, and rests; the others were only one too many.
@@ -302,6 +310,7 @@ pub(crate) fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Optio
 /// A place among those who wait.
 struct Registered<'a, R: Request> {
     place: Place<'a, R>,
+    group: u64,
     answer: oneshot::Receiver<Answer<R::Item>>,
     sooner: Arc<Notify>,
 }
@@ -386,10 +395,20 @@ impl Inner {
         let poll_timeout = self.waits(poll_timeout);
         let now = Instant::now();
         let impatient = poll_timeout.is_zero();
+        let returns_to = |group| (!impatient && request.is_repeated()).then_some(group);
+        if let Some((granted, group)) = R::line(self).take_kept(request) {
+            return Ok(Fetch::granted(granted, returns_to(group)));
+        }
         // Who does not wait is answered by the look that is sent for it.
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
-        let Registered { place, answer, sooner } = R::line(self).register(request, impatient);
+        let Registered {
+            place,
+            group,
+            answer,
+            sooner,
+        } = R::line(self).register(request, impatient);
+        let returns_to = returns_to(group);
         // Those whom one answer set free act in step: whoever is ready shares the look.
         tokio::task::yield_now().await;
         let mut answer = pin!(answer);
@@ -397,7 +416,7 @@ impl Inner {
         // Not longer than until it is answered: a look may be sent for it meanwhile.
         tokio::select! {
             biased;
-            answer = &mut answer => return Fetch::of(answer),
+            answer = &mut answer => return Fetch::of(answer, returns_to),
             () = self.pace.keep(R::QUEUE, Step::Fetch, callers) => {}
         }
         let mut carried = None;
@@ -411,7 +430,7 @@ impl Inner {
             carried = look.or(carried);
             tokio::select! {
                 biased;
-                answer = &mut answer => return Fetch::of(answer),
+                answer = &mut answer => return Fetch::of(answer, returns_to),
                 () = look_lands(&mut carried) => {}
                 () = moved => {}
                 () = tokio::time::sleep_until(deadline.min(next)) => {}

@@ -27,6 +27,7 @@ pub(crate) enum Fetched {
     },
     /// Leased, but its history could not be had right now.
     Unavailable {
+        lease: Uuid,
         token: String,
     },
     Dropped {
@@ -94,6 +95,7 @@ impl Inner {
                     // Trouble that passes is not the instance's fault.
                     Err(failure) if failure.error.is_retryable() => {
                         return Ok(Fetched::Unavailable {
+                            lease,
                             token: token.to_string(),
                         });
                     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-use tracing::{debug, warn};
+use tracing::warn;
 use uuid::Uuid;
 
 use crate::encode;
@@ -15,7 +15,6 @@ use crate::handover::Handover;
 use crate::inner::Inner;
 use crate::orchestrations::TurnRequest;
 use crate::poll::Request;
-use crate::telemetry::metrics;
 use crate::token::TurnToken;
 use crate::turn::{Fetched, Turn};
 use crate::wake::Queue;
@@ -112,21 +111,6 @@ impl TurnHandover {
         self.handover.as_ref()
     }
 
-    /// Whether the server refused the call perhaps only because of a turn that cannot be read: nothing was done, and it is worth
-    /// another attempt without turns.
-    pub(crate) fn may_have_spoilt(&self, operation: &'static str, answer: &Result<Vec<Row>, CallError>) -> bool {
-        let Err(error) = answer else {
-            return false;
-        };
-        let is_refused = error.sql_state().is_some() && !error.is_ambiguous();
-        if self.limit > 0 && is_refused {
-            debug!(%error, "{operation} failed; trying again without handing over");
-            metrics::retry(operation, "handover");
-            return true;
-        }
-        false
-    }
-
     /// The call was answered. Whether somebody has to look for what it made due.
     pub(crate) async fn land(mut self, answer: &Result<Vec<Row>, CallError>) -> bool {
         let mut handed_over = 0;
@@ -159,8 +143,15 @@ impl TurnHandover {
     async fn granted(&self, row: &Row, handover: &Handover<TurnRequest>) -> Option<Granted<Turn>> {
         let lock_timeout = handover.request().lock_timeout();
         let instance_id: String = row.try_get::<_, Option<_>>("instance_id").ok()??;
+        if row
+            .try_get("sessions")
+            .is_ok_and(|sessions: Option<bool>| sessions.is_some())
+        {
+            // It is an activity.
+            return None;
+        }
         let lease: Uuid = row.try_get("lease").ok()?;
-        if handover.is_stale(lock_timeout) || !self.has_history(&instance_id, row).unwrap_or(false) {
+        if handover.is_stale() || !self.has_history(&instance_id, row).unwrap_or(false) {
             self.hand_back(handover, instance_id, lease);
             return None;
         }
@@ -168,7 +159,7 @@ impl TurnHandover {
         if let Ok(Fetched::Turn { turn, .. }) = decoded {
             self.inner.leases.extended(lease, lock_timeout);
             let token = turn.1.clone();
-            return Some(Granted::new(&self.inner, Queue::Orchestrator, token, *turn));
+            return Some(Granted::new(&self.inner, Queue::Orchestrator, lease, token, *turn));
         }
         if let Err(error) = decoded {
             warn!(%error, "a turn that was handed over cannot be read");
@@ -195,6 +186,6 @@ impl TurnHandover {
     fn hand_back(&self, handover: &Handover<TurnRequest>, instance_id: String, lease: Uuid) {
         self.inner.leases.extended(lease, handover.request().lock_timeout());
         let token = TurnToken { lease, instance_id };
-        Granted::new(&self.inner, Queue::Orchestrator, token.to_string(), ()).hand_back();
+        Granted::new(&self.inner, Queue::Orchestrator, lease, token.to_string(), ()).hand_back();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
@@ -20,11 +21,18 @@ const MAX_LOOKS: usize = 4;
 
 /// Those of a process who wait for the same thing.
 pub(crate) struct Group<T> {
+    /// Tells the groups of this process apart.
+    pub(crate) id: u64,
     pub(crate) waiters: VecDeque<Waiter<T>>,
-    /// Looks on the wire, and when the last of them was sent.
+    /// Looks on the wire.
     pub(crate) looks: usize,
     /// Handovers on the wire.
     pub(crate) handovers: usize,
+    /// Looks on the wire for those who have yet to come back, which depend on what else their calls wait for.
+    next_looks: usize,
+    /// What those brought, and when.
+    pub(crate) kept: VecDeque<(Granted<T>, Instant)>,
+    /// When the last look was sent.
     sent_at: Instant,
     /// What happened, if anything, since the last look was sent.
     pub(crate) woken: Option<Reason>,
@@ -67,6 +75,8 @@ pub(crate) enum Reason {
     Fallback,
     /// The look before brought something: there may be more.
     More,
+    /// Some end what they have, and the call that does looks for what they will ask for next.
+    Next,
     /// The look before failed.
     Failed,
     /// Notifications may have been missed, or are no longer to be had.
@@ -86,6 +96,7 @@ impl Reason {
             Self::Due => "due",
             Self::Fallback => "fallback",
             Self::More => "more",
+            Self::Next => "next",
             Self::Failed => "failed",
             Self::Listener => "listener",
             Self::Closed => "closed",
@@ -119,23 +130,35 @@ pub(crate) enum Fetch<T> {
 }
 
 impl<T> Fetch<T> {
-    pub(crate) fn of(answer: Result<Answer<T>, oneshot::error::RecvError>) -> Result<Self, Failure> {
+    /// `returns_to`: the group its caller comes back to, if it does.
+    pub(crate) fn of(
+        answer: Result<Answer<T>, oneshot::error::RecvError>,
+        returns_to: Option<u64>,
+    ) -> Result<Self, Failure> {
         match answer {
-            Ok(Answer::Granted(granted)) => Ok(granted.accept().map_or(Self::Nothing, Self::Item)),
+            Ok(Answer::Granted(granted)) => Ok(Self::granted(granted, returns_to)),
             Ok(Answer::AskAnew) => Ok(Self::AskAnew),
             Ok(Answer::Failed(error)) => Err(error),
             // Without an answer: the runtime is shutting down.
             Ok(Answer::Nothing) | Err(_) => Ok(Self::Nothing),
         }
     }
+
+    pub(crate) fn granted(granted: Granted<T>, returns_to: Option<u64>) -> Self {
+        granted.accept(returns_to).map_or(Self::Nothing, Self::Item)
+    }
 }
 
 impl<T> Group<T> {
     pub(crate) fn new(now: Instant) -> Self {
+        static LAST_ID: AtomicU64 = AtomicU64::new(0);
         Self {
+            id: LAST_ID.fetch_add(1, Ordering::Relaxed),
             waiters: VecDeque::new(),
             looks: 0,
             handovers: 0,
+            next_looks: 0,
+            kept: VecDeque::new(),
             sent_at: now,
             woken: None,
             quiet_until: now,
@@ -171,6 +194,16 @@ impl<T> Group<T> {
         }
     }
 
+    /// Whether a look is on the wire that those who come now can wait for.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.looks + self.next_looks > 0
+    }
+
+    /// Whether nobody would miss it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiters.is_empty() && self.kept.is_empty() && !self.is_looking() && self.handovers == 0
+    }
+
     /// If those who wait need a look beside those on the wire, counts it as sent.
     pub(crate) fn due_look(&mut self, now: Instant) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
@@ -181,7 +214,7 @@ impl<T> Group<T> {
             self.release(behind.look);
         }
         let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
-        let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
+        let may_look = !self.is_looking() || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
         if !may_look
             || news.peek().is_none()
             || !(self.woken.is_some() || self.quiet_until <= now || news.any(|waiter| waiter.impatient))
@@ -197,6 +230,25 @@ impl<T> Group<T> {
         self.sent_at = now;
         let reason = self.woken.take().unwrap_or(quiet);
         Some(self.send(MAX_ITEMS, reason))
+    }
+
+    /// If something may be found that nobody waits for, counts a look as sent, for so many who will come back.
+    pub(crate) fn look_next(&mut self, now: Instant, wanted: usize) -> Option<Sent> {
+        self.waiters.retain(|waiter| !waiter.answer.is_closed());
+        if !self.waiters.is_empty() || (self.woken.is_none() && self.quiet_until > now) {
+            return None;
+        }
+        self.next_looks += 1;
+        self.sent_at = now;
+        self.woken = None;
+        let sent = self.send(0, Reason::Next);
+        Some(Sent { wanted, ..sent })
+    }
+
+    /// What nobody has come back for since then.
+    pub(crate) fn take_kept_before(&mut self, time: Instant) -> Vec<Granted<T>> {
+        let old = self.kept.iter().take_while(|(_, since)| *since <= time).count();
+        self.kept.drain(..old).map(|(granted, _)| granted).collect()
     }
 
     /// How many wait where nothing was to be found at the last look, and have none on the wire.
@@ -242,7 +294,7 @@ impl<T> Group<T> {
 
     /// If those who wait have no look on the wire, counts one as sent, behind `call`.
     pub(crate) fn look_behind(&mut self, now: Instant, call: u64) -> Option<Sent> {
-        if self.looks > 0 {
+        if self.is_looking() {
             return None;
         }
         let was_woken = self.woken.replace(Reason::Behind);
@@ -276,6 +328,7 @@ impl<T> Group<T> {
     pub(crate) fn landed(&mut self, sent: &Sent) -> usize {
         match sent.reason {
             Reason::Handed => self.handovers -= 1,
+            Reason::Next => self.next_looks -= 1,
             _ => self.looks -= 1,
         }
         self.behind.take_if(|behind| behind.look == sent.id);

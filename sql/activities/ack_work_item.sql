@@ -1,9 +1,13 @@
 -- Removes finished activities and delivers their completions, if any, each in one step; all of one call in one
--- transaction. Returns with the first row, for each, whether it was done: false when it was cancelled, has expired or was taken over;
+-- transaction. The first row tells for each whether it was done: false when it was cancelled, has expired or was taken over;
 -- and how many of the instances that are due now somebody should look for, those claimed here included.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances that it completes activities of are claimed as well, if that can
--- be had at once and they have no other activities; the rows are theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
--- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns.
+-- be had at once and they have no other activities; the rows after the first are theirs, as of fetch_orchestration_item. The other p_turn_…,
+-- p_min_version, p_max_version and p_node: for claim_turns.
+-- p_next_limit: how many activities those who finished these will ask for next, with p_next_lock_timeout_ms, p_next_tags and
+-- p_next_unless_sessions. The last rows, in which sessions is not NULL, are what fetch_work_item says to that.
+-- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns
+-- and the rows of the next activities.
 -- Raises DX007.
 create or replace function ack_work_item(
     p_instance_ids            text[],
@@ -19,7 +23,11 @@ create or replace function ack_work_item(
     p_turn_lock_timeout_ms    bigint  default 0,
     p_min_version             bigint  default 0,
     p_max_version             bigint  default 0,
-    p_node                    uuid    default null
+    p_node                    uuid    default null,
+    p_next_limit              integer default 0,
+    p_next_lock_timeout_ms    bigint  default 0,
+    p_next_tags               text[]  default null,
+    p_next_unless_sessions    boolean default false
 ) returns table (
     done                  boolean[],
     to_look_for           integer,
@@ -35,7 +43,13 @@ create or replace function ack_work_item(
     history               text[],
     kv_keys               text[],
     kv_values             text[],
-    kv_updated_at_ms      bigint[]
+    kv_updated_at_ms      bigint[],
+    activity_id           bigint,
+    id                    bigint,
+    work_item             text,
+    history_execution_id  bigint,
+    sessions              boolean,
+    next_ms               bigint
 )
 language plpgsql
 as $$
@@ -131,6 +145,9 @@ begin
     end if;
 
     to_look_for := cardinality(v_due);
+    return next;
+    done := null;
+    to_look_for := null;
     if p_turn_limit > 0 and v_due <> '{}' then
         -- Instances with other activities under way are left to a look, which brings what ends at about the same time together.
         v_due := array(select d.instance_id
@@ -145,13 +162,24 @@ begin
                                p_min_version, p_max_version, p_node) as t
         loop
             return next;
-            done := null;
-            to_look_for := null;
         end loop;
+        orchestration_name := null;
+        orchestration_version := null;
+        messages := null;
+        kv_keys := null;
+        kv_values := null;
+        kv_updated_at_ms := null;
     end if;
-    if done is not null then
-        instance_id := null;
-        return next;
+    if p_next_limit > 0 then
+        for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item,
+            history_epoch, history_execution_id, cached_event_id, history, sessions, next_ms in
+            select f.instance_id, f.execution_id, f.activity_id, f.id, f.lease, f.attempt_count, f.work_item,
+                   f.history_epoch, f.history_execution_id, f.cached_event_id, f.history, f.sessions, f.next_ms
+              from fetch_work_item(p_next_lock_timeout_ms, p_next_tags, null, 0, p_next_unless_sessions, '{}', '{}',
+                                   p_next_limit, p_node, false) as f
+        loop
+            return next;
+        end loop;
     end if;
 end
 $$

@@ -70,7 +70,8 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
     end if;
-    if set_config('synchronous_commit', 'off', true) is null then null; end if;
+    -- A lease is not data. What else this transaction has written may be.
+    if pg_current_xact_id_if_assigned() is null and set_config('synchronous_commit', 'off', true) is null then null; end if;
     v_tags := p_tags;
     if v_tags is null then
         v_tags := array(select t.tag from worker_tags() as t);

@@ -1,5 +1,6 @@
 //! Fetches that wait get work soon after somebody else made it, whatever became of the connection that tells them.
 
+mod coming_back;
 mod following;
 mod handing_over;
 

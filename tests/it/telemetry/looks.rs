@@ -72,6 +72,20 @@ fn wake_ups_are_counted_by_what_caused_them() {
             })
             .await;
 
+            // A worker acks, and comes back.
+            until_found(&recorded, &["next"], async |attempt| {
+                for id in [1, 2] {
+                    let activity = activity(&format!("next{attempt}"), id);
+                    p.enqueue_for_worker(activity).await.expect("enqueue");
+                }
+                for _ in [1, 2] {
+                    let fetched = p.fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly).await;
+                    let (_, token, _) = fetched.expect("fetch").expect("an activity");
+                    p.ack_work_item(&token, None).await.expect("ack");
+                }
+            })
+            .await;
+
             // The time that the database gave: of a delayed message, and of the end of a lease.
             let later = |attempt| Duration::from_millis(300) * 2_u32.pow(attempt);
             until_found(&recorded, &["due"], async |attempt| {

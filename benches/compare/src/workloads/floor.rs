@@ -25,7 +25,9 @@ impl Workload for Floor {
         "What the server can do at best, by `pgbench` with prepared statements and as many connections. *Durable commits*: one \
          insert of a tiny row into a table with a primary key. *Round trips*: `select 1`. *Least turns*: what every turn needs, \
          two such commits (enqueue and ack) and a round trip (fetch), and nothing else. *Turns by pgbench*: the turn of *Turns* with \
-         the functions of duroxide-postgres, called one by one: no batching, and hardly any client."
+         the functions of duroxide-postgres, called one by one: no batching, and hardly any client. *Bare*: the rows of a turn of *Turns* \
+         or of an activity of *Activities* written and claimed by three plain statements, without functions, checks, retries or safety \
+         against races, and as many together as there are connections, in calls of two: nothing that keeps these rows is faster."
     }
 
     fn points(&self, scale: &Scale) -> Vec<Point> {
@@ -39,6 +41,8 @@ impl Workload for Floor {
                 Metric::higher("round_trips", "round trips/s"),
                 Metric::higher("least_turns", "least turns/s"),
                 Metric::higher("turns", "turns by pgbench/s"),
+                Metric::higher("bare_turns", "bare turns/s"),
+                Metric::higher("bare_activities", "bare activities/s"),
             ]
         }
     }
@@ -86,6 +90,26 @@ impl Workload for Floor {
         let turns = format!("select count(*) from {schema}.instances");
         let turns: i64 = server.client().query_one(&turns, &[]).await?.get(0);
         outcome.set("turns", done.rate * turns as f64 / done.scripts);
+
+        // Both in calls of their own: more of them share flushes, fewer leave a core idle.
+        let callers = connections.min(2);
+        let batch = connections / callers;
+        for (metric, script, emptied) in [
+            (
+                "bare_turns",
+                include_str!("bare_turn.sql"),
+                "mailboxes, instances, executions, history",
+            ),
+            ("bare_activities", include_str!("bare_activity.sql"), "mailboxes"),
+        ] {
+            let emptied: Vec<String> = (emptied.split(", ").chain(["orchestrator_queue", "worker_queue"]))
+                .map(|table| format!("{schema}.{table}"))
+                .collect();
+            server.execute(&format!("truncate {}", emptied.join(", "))).await?;
+            let script = script.replace("SCHEMA", &schema).replace("BATCH", &batch.to_string());
+            let done = pgbench(context, callers, &script).await?;
+            outcome.set(metric, done.rate * batch as f64);
+        }
         Ok(outcome)
     }
 }
@@ -109,6 +133,11 @@ async fn pgbench(context: &Context<'_>, connections: usize, script: &str) -> Res
         .args(["--time", &seconds.to_string(), "--file"])
         .arg(file.path())
         .arg(context.url)
+        // As the functions have it: young tables have no statistics.
+        .env(
+            "PGOPTIONS",
+            "-c jit=off -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan",
+        )
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()

@@ -1,0 +1,269 @@
+//! A worker that acks an activity comes back for the next: the call that acks looks for it as well.
+
+mod trouble;
+
+use std::time::Duration;
+
+use duroxide::providers::{Provider, SessionFetchConfig, TagFilter, WorkItem};
+use duroxide_postgres::PostgresProvider;
+use futures_util::future::join_all;
+
+use super::{PATIENT, SOON};
+use crate::batching::{FETCH_ACTIVITIES, World};
+use crate::fixtures::{LOCK, NOW, activity, completed, routed_activity};
+
+const ACTIVITY_ACK: &str = ".ack_work_item(";
+const HANDED_BACK: &str = ".abandon_work_item(";
+
+type Activity = (WorkItem, String, u32);
+
+/// What a worker gets that waits for work, and so comes back.
+async fn gets(provider: &PostgresProvider, lock: Duration, tags: &TagFilter) -> Activity {
+    let fetch = provider.fetch_work_item(lock, PATIENT, None, tags);
+    let fetched = tokio::time::timeout(SOON, fetch).await;
+    fetched.expect("in time").expect("fetch").expect("an activity")
+}
+
+async fn enqueue(provider: &PostgresProvider, ids: impl IntoIterator<Item = u64>) {
+    for id in ids {
+        let sent = provider.enqueue_for_worker(activity("i", id)).await;
+        sent.expect("enqueue");
+    }
+}
+
+async fn ack(provider: &PostgresProvider, token: &str, id: u64) {
+    let acked = provider.ack_work_item(token, Some(completed("i", id))).await;
+    acked.expect("ack");
+}
+
+fn looks(world: &World) -> usize {
+    world.proxy.calls_of(FETCH_ACTIVITIES)
+}
+
+async fn leased(world: &World) -> i64 {
+    let leased = "select count(*) from worker_queue where lease is not null";
+    world.number(leased, &[]).await
+}
+
+#[tokio::test]
+async fn whoever_comes_back_has_the_next_without_a_look() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    enqueue(provider, 1..=20).await;
+    let (mut item, mut token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+    let before = looks(&world);
+    for id in 1..20 {
+        assert_eq!(item, activity("i", id));
+        ack(provider, &token, id).await;
+        let attempt;
+        (item, token, attempt) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+        assert_eq!(attempt, 1, "{id}");
+    }
+    // One that was slow to come back may have had to look.
+    let slow = world.proxy.calls_of(HANDED_BACK);
+    assert!(looks(&world) - before <= 2 * slow, "{} looks", looks(&world) - before);
+    assert!(slow < 10, "{slow} of 19 handed back");
+    ack(provider, &token, 20).await;
+    let completions = "select count(*) from orchestrator_queue where instance_id = 'i'";
+    assert_eq!(world.number(completions, &[]).await, 20);
+}
+
+/// The look for all of them is in the call that acks for all of them.
+#[tokio::test]
+async fn those_who_ack_together_come_back_together() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    enqueue(provider, 1..=10).await;
+    let mut tokens = Vec::new();
+    for _ in 0..5 {
+        tokens.push(gets(provider, LOCK, &TagFilter::DefaultOnly).await.1);
+    }
+    let before = looks(&world);
+    join_all((1..).zip(&tokens).map(|(id, token)| ack(provider, token, id))).await;
+    assert_eq!(world.proxy.calls_of(ACTIVITY_ACK), 1);
+    let all = TagFilter::DefaultOnly;
+    let got = join_all((0..5).map(|_| gets(provider, LOCK, &all))).await;
+    let mut ids: Vec<_> = got
+        .iter()
+        .map(|(item, _, attempt)| (format!("{item:?}"), *attempt))
+        .collect();
+    ids.sort();
+    let mut expected: Vec<_> = (6..=10).map(|id| (format!("{:?}", activity("i", id)), 1)).collect();
+    expected.sort();
+    assert_eq!(ids, expected);
+    let slow = world.proxy.calls_of(HANDED_BACK);
+    assert!(slow > 0 || looks(&world) == before);
+}
+
+#[tokio::test]
+async fn nothing_is_claimed_for_somebody_who_does_not_wait() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    enqueue(provider, 1..=2).await;
+    let fetched = provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly).await;
+    let (_, token, _) = fetched.expect("fetch").expect("an activity");
+    ack(provider, &token, 1).await;
+    assert_eq!(leased(&world).await, 0);
+    assert_eq!(world.proxy.calls_of(HANDED_BACK), 0);
+}
+
+/// Another process has it soon, and its attempt is the first.
+#[tokio::test]
+async fn others_have_what_nobody_comes_back_for() {
+    for is_dropped in [false, true] {
+        let world = World::new().await;
+        let provider = &world.provider;
+        let (other, _proxy) = world.another_process().await;
+        enqueue(provider, 1..=2).await;
+        let (_, token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+        if is_dropped {
+            // Its answer finds nobody.
+            let mut held = world.proxy.hold_answer_of(ACTIVITY_ACK);
+            let mut acking = Box::pin(ack(provider, &token, 1));
+            tokio::select! {
+                () = &mut acking => panic!("not held"),
+                () = held.wait() => {}
+            }
+            drop(acking);
+            held.release();
+        } else {
+            ack(provider, &token, 1).await;
+        }
+        let (item, _, attempt) = gets(&other, LOCK, &TagFilter::DefaultOnly).await;
+        assert_eq!((item, attempt), (activity("i", 2), 1), "{is_dropped}");
+    }
+}
+
+/// Each is looked for on the terms of who comes back.
+#[tokio::test]
+async fn the_next_is_what_its_worker_asked_for() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let (untagged, tagged) = (TagFilter::DefaultOnly, TagFilter::tags(["t", "u"]));
+    for (id, tag) in [
+        (1, Some("t")),
+        (2, None),
+        (3, Some("foreign")),
+        (4, Some("u")),
+        (5, None),
+    ] {
+        let item = routed_activity("i", id, tag, None);
+        provider.enqueue_for_worker(item).await.expect("enqueue");
+    }
+    let (_, one, _) = gets(provider, minutes(3), &tagged).await;
+    let (_, two, _) = gets(provider, minutes(2), &untagged).await;
+    let minutes_left = "select coalesce((select ceil(extract(epoch from available_at - clock_timestamp()) / 60)::bigint \
+                          from worker_queue where activity_id = $1 and lease is not null), 0)";
+    for (token, id, next, lock, tags) in [(&one, 1, 4, 3, &tagged), (&two, 2, 5, 2, &untagged)] {
+        ack(provider, token, id).await;
+        let (item, _, attempt) = gets(provider, minutes(lock), tags).await;
+        let WorkItem::ActivityExecute { id, .. } = item else {
+            panic!("{item:?}");
+        };
+        assert_eq!((id, attempt), (next, 1));
+        let next = i64::try_from(next).expect("small");
+        assert_eq!(
+            world.number(minutes_left, &[&next]).await,
+            i64::try_from(lock).expect("small")
+        );
+    }
+    assert_eq!(leased(&world).await, 2);
+}
+
+/// Activities of sessions are for owners, who say so when they fetch.
+#[tokio::test]
+async fn nothing_of_a_session_is_claimed_ahead() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let mine = SessionFetchConfig {
+        owner_id: "me".to_string(),
+        lock_timeout: LOCK,
+    };
+    let fetch = async || {
+        let fetch = provider.fetch_work_item(LOCK, PATIENT, Some(&mine), &TagFilter::DefaultOnly);
+        let fetched = tokio::time::timeout(SOON, fetch).await;
+        fetched.expect("in time").expect("fetch").expect("an activity")
+    };
+    enqueue(provider, [1]).await;
+    let (_, token, _) = fetch().await;
+    for id in [2, 3] {
+        let item = routed_activity("i", id, None, Some("s"));
+        provider.enqueue_for_worker(item).await.expect("enqueue");
+    }
+    ack(provider, &token, 1).await;
+    assert_eq!(leased(&world).await, 0);
+    for id in [2, 3] {
+        let (item, token, attempt) = fetch().await;
+        assert_eq!((item, attempt), (routed_activity("i", id, None, Some("s")), 1));
+        ack(provider, &token, id).await;
+        assert_eq!(leased(&world).await, 0);
+    }
+}
+
+/// What the look of an ack did not find wakes who waits, as ever.
+#[tokio::test]
+async fn nobody_misses_what_comes_after_the_look_of_an_ack() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let (other, _proxy) = world.another_process().await;
+    enqueue(provider, [1]).await;
+    let (mut item, mut token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+    for id in 2..30 {
+        // The call has looked, and its answer is on the way.
+        let mut held = world.proxy.hold_answer_of(ACTIVITY_ACK);
+        let mut acking = Box::pin(ack(provider, &token, id - 1));
+        tokio::select! {
+            () = &mut acking => panic!("not held"),
+            () = held.wait() => {}
+        }
+        let by_another = id % 2 == 0;
+        enqueue(if by_another { &other } else { provider }, [id]).await;
+        held.release();
+        acking.await;
+        (item, token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+        assert_eq!(item, activity("i", id));
+    }
+    assert_eq!(item, activity("i", 29));
+}
+
+/// A lease is not data, an ack is, also when it grants a lease.
+#[tokio::test]
+async fn an_ack_that_looks_is_as_durable_as_ever() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    enqueue(provider, 1..=3).await;
+    let fetched = provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly).await;
+    fetched.expect("fetch").expect("an activity");
+    let mut client = world.schema.client().await;
+    let transaction = client.transaction().await.expect("begin");
+    let setting = async || -> String {
+        let row = transaction.query_one("show synchronous_commit", &[]).await;
+        row.expect("show").get(0)
+    };
+    let acked = transaction
+        .query_one(
+            "select bool_and(a.done[1]), count(a.work_item) \
+               from (select array_agg(w.instance_id) as instances, array_agg(w.execution_id) as executions, \
+                            array_agg(w.activity_id) as activities, array_agg(w.id) as ids, array_agg(w.lease) as leases \
+                       from worker_queue as w where w.lease is not null) as w \
+              cross join lateral ack_work_item(w.instances, w.executions, w.activities, w.ids, w.leases, array['i'], array['{}'], \
+                                               p_next_limit => 1, p_next_lock_timeout_ms => 60000, p_next_tags => array['']) as a",
+            &[],
+        )
+        .await
+        .expect("ack");
+    assert_eq!((acked.get(0), acked.get(1)), (true, 1_i64));
+    assert_eq!(setting().await, "on");
+    transaction.commit().await.expect("commit");
+    let transaction = client.transaction().await.expect("begin");
+    let fetch =
+        "select count(work_item) from fetch_work_item(60000, array[''], null, 0, false, '{}', '{}', 1, null, false)";
+    let fetched: i64 = transaction.query_one(fetch, &[]).await.expect("fetch").get(0);
+    assert_eq!(fetched, 1);
+    let row = transaction
+        .query_one("show synchronous_commit", &[])
+        .await
+        .expect("show");
+    assert_eq!(row.get::<_, String>(0), "off");
+}
