@@ -18,8 +18,8 @@ use crate::error::{CallError, Failure};
 use crate::follow::Follow;
 use crate::handover::{during, may_have_spoilt};
 use crate::inner::Inner;
+use crate::look::Look;
 use crate::messages::enqueue_error;
-use crate::next::NextLook;
 use crate::token::ActivityToken;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
@@ -75,7 +75,7 @@ impl Inner {
     }
 
     /// A look for what those who end these activities will ask for next, if it is worth it.
-    fn look_for_next(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) -> Option<NextLook<ActivityRequest>> {
+    fn look_for_next(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) -> Option<Look<ActivityRequest>> {
         let leases = acks.iter().map(|ack| ack.token.lease);
         let (group, returning) = self.leases.most_return_to(leases)?;
         self.activities.look_next(self, group, returning)
@@ -106,7 +106,7 @@ impl Inner {
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
             let mut turns = TurnHandover::new(&self, completed.map(|(instance_id, _)| instance_id.as_str()));
             let mut next = self.look_for_next(&acks);
-            let call = async |turns: &TurnHandover, next: Option<&NextLook<ActivityRequest>>, follow: &Follow| {
+            let call = async |turns: &TurnHandover, next: Option<&Look<ActivityRequest>>, follow: &Follow| {
                 let leases = acks.iter().map(|ack| self.activity_lease(ack));
                 let next = next.map(NextActivities::of).unwrap_or_default();
                 let parameters = columns.parameters(turns, &next);
@@ -117,7 +117,9 @@ impl Inner {
             let mut sent = call(&turns, next.as_ref(), &follow).await;
             let brings_something = turns.handover().is_some() || next.is_some();
             if brings_something && may_have_spoilt(OPERATION, &sent) {
-                turns = turns.without_turns();
+                if turns.handover().is_some() {
+                    turns = turns.without_turns();
+                }
                 next = None;
                 follow = turns.follow();
                 sent = call(&turns, None, &follow).await;
@@ -125,10 +127,10 @@ impl Inner {
             // Here, because a caller may have gone away.
             if let Some(next) = next {
                 let found = match &sent {
-                    Ok(rows) => self.found_activities(OPERATION, next.request(), rows),
+                    Ok(rows) => self.found_activities(OPERATION, &next.request, rows, false),
                     Err(error) => Err(error.to_failure(OPERATION)),
                 };
-                next.land(found);
+                next.land_next(found);
             }
             let look = turns.land(&sent).await;
             if sent.is_ok() {

@@ -17,13 +17,16 @@ use crate::error::Failure;
 use crate::granted::Granted;
 use crate::history::Tail;
 use crate::inner::Inner;
-use crate::next::NextLook;
-use crate::poll::{self, Fetch, Found, Line};
+use crate::look::{Found, Look};
+use crate::poll::{self, Fetch, Line};
 use crate::token::ActivityToken;
 use crate::wake::Queue;
 
 /// Those beyond begin with the first session again.
 const MAX_SESSION_OWNERS: usize = 1000;
+
+/// A call that acks has a time limit, so what comes with its answer must not be large.
+const HEAVY_BYTES: usize = 16 << 10;
 
 /// What `fetch_work_item` returns.
 pub(crate) type Activity = (WorkItem, String, u32);
@@ -208,21 +211,19 @@ impl Inner {
                     .map_err(|error| self.decoding(OPERATION, error))?;
             }
         }
-        self.found_activities(OPERATION, request, &rows)
+        self.found_activities(OPERATION, request, &rows, true)
     }
 
-    /// What a function found that somebody asks for: in the rows that say whether there are sessions.
+    /// What a function found that somebody asks for: in the rows that say whether there are sessions. `asked`: who asks for it waits
+    /// for this answer. Others may have read a newer history meanwhile than one that comes along.
     pub(crate) fn found_activities(
         self: &Arc<Self>,
         operation: &'static str,
         request: &ActivityRequest,
         rows: &[Row],
+        asked: bool,
     ) -> Result<Found<Claimed>, Failure> {
-        let mut found = Found {
-            granted: Vec::with_capacity(rows.len()),
-            next: None,
-            ask_anew: false,
-        };
+        let mut found = Found::nothing();
         let mut unreadable = None;
         for row in rows {
             let sessions: Option<bool> = row
@@ -246,6 +247,11 @@ impl Inner {
                     history,
                 } => (token, attempt_count, item, history),
             };
+            let text: Option<&str> = row
+                .try_get("work_item")
+                .map_err(|error| self.decoding(operation, error))?;
+            found.is_heavy |= text.is_some_and(|text| text.len() > HEAVY_BYTES);
+            let history = history.filter(|tail| asked || tail.cached_event_id > 0);
             self.leases.extended(token.lease, request.lock_timeout);
             match *item {
                 Ok(item) => {
@@ -325,10 +331,10 @@ pub(crate) struct NextActivities<'a> {
 }
 
 impl<'a> NextActivities<'a> {
-    pub(crate) fn of(look: &'a NextLook<ActivityRequest>) -> Self {
-        let request = look.request();
+    pub(crate) fn of(look: &'a Look<ActivityRequest>) -> Self {
+        let request = &look.request;
         Self {
-            limit: i32::try_from(look.wanted()).unwrap_or(i32::MAX),
+            limit: i32::try_from(look.sent.wanted).unwrap_or(i32::MAX),
             lock_timeout_ms: encode::milliseconds(request.lock_timeout),
             tags: request.tags.as_deref(),
             unless_sessions: request.sessions == Sessions::IfAny,

@@ -15,15 +15,14 @@ use tracing::debug;
 use crate::error::CallError;
 use crate::granted::Granted;
 use crate::inner::Inner;
-use crate::next::is_stale;
-use crate::poll::{Found, Line, Look, Request, send_look};
+use crate::look::{Found, Look, send_look};
+use crate::poll::{Line, Request};
 use crate::telemetry::metrics;
 use crate::waiters::{SLOW_LOOK, Sent};
 
 /// Items under way to some who wait for the same thing. Dropped, those look for themselves.
 pub(crate) struct Handover<R: Request> {
     look: Look<R>,
-    since: Instant,
     /// The positions of the items.
     pub(crate) items: Vec<usize>,
 }
@@ -35,15 +34,14 @@ impl<R: Request> Handover<R> {
 
     /// Whether too much of the leases has passed.
     pub(crate) fn is_stale(&self) -> bool {
-        is_stale(self.since, self.look.request.lock_timeout())
+        self.look.is_stale()
     }
 
     /// The call has brought these.
     pub(crate) fn land(self, granted: Vec<Granted<R::Item>>) {
         self.look.land(Ok(Found {
             granted,
-            next: None,
-            ask_anew: false,
+            ..Found::nothing()
         }));
     }
 }
@@ -109,7 +107,6 @@ impl<R: Request> Line<R> {
             .into_iter()
             .map(|(request, sent, items)| Handover {
                 look: Look::new(inner, &request, sent),
-                since: now,
                 items,
             })
             .collect()

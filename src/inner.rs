@@ -1,6 +1,7 @@
 //! What a provider and its background work share.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,10 +25,10 @@ use crate::messages::Message;
 use crate::orchestrations::TurnRequest;
 use crate::pace::{Pace, Step};
 use crate::poll::Line;
+use crate::reason::Reason;
 use crate::schema_name::SchemaName;
 use crate::telemetry::metrics;
 use crate::turn_ack::{TurnAck, TurnAnswer};
-use crate::waiters::Reason;
 use crate::wake::{Queue, Waker};
 use crate::work_item::Activities;
 
@@ -42,6 +43,7 @@ pub(crate) struct Inner {
     pub(crate) node: Uuid,
     pub(crate) cache: HistoryCache,
     pub(crate) pace: Pace,
+    leaving: AtomicBool,
     pub(crate) turns: Line<TurnRequest>,
     pub(crate) activities: Line<ActivityRequest>,
     pub(crate) turn_acks: Batcher<TurnAck, Result<TurnAnswer, CallError>>,
@@ -74,6 +76,7 @@ impl Inner {
             node: Uuid::new_v4(),
             cache: HistoryCache::new(cache_bytes),
             pace: Pace::default(),
+            leaving: AtomicBool::new(false),
             turns: Line::default(),
             activities: Line::default(),
             turn_acks: Batcher::paced(
@@ -102,6 +105,15 @@ impl Inner {
         });
         inner.waker.start(&inner);
         inner
+    }
+
+    /// A fetch that waited for work was dropped, and none has begun since: the runtime is probably shutting down.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, Ordering::Relaxed);
     }
 
     pub(crate) fn close(&self) {

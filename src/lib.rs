@@ -37,12 +37,14 @@ mod kv;
 mod lease;
 #[cfg(feature = "cli")]
 mod limited;
+mod look;
 mod messages;
 mod next;
 mod orchestrations;
 mod pace;
 mod poll;
 mod provider;
+mod reason;
 mod schema_name;
 mod sessions;
 #[cfg(feature = "cli")]

@@ -2,7 +2,9 @@
 //!
 //! A worker that has acked an activity fetches the next one. When nobody of its process waits for any, there are probably some, and
 //! the call that acks looks for them as well: they are there before they are asked for, without a round trip and a transaction of
-//! their own. Whoever does not wait for work when it fetches may not come back, so nothing is looked for on its behalf.
+//! their own. Only for those who wait for work when they fetch, because others may not come back; and not once a fetch that waited
+//! was dropped, until there is another: that is how a runtime begins to shut down. Should it end all the same before something can
+//! be handed back, that can be had when its lease ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,48 +14,18 @@ use tokio::time::Instant;
 use crate::error::Failure;
 use crate::granted::Granted;
 use crate::inner::Inner;
-use crate::poll::{Found, Line, Look, Request};
+use crate::look::{Found, Look};
+use crate::poll::{Line, Request};
 
 /// How long something is kept for somebody who has only to come back: then others can have it.
-const KEPT: Duration = Duration::from_millis(10);
-
-/// A look for what some will ask for next.
-pub(crate) struct NextLook<R: Request> {
-    look: Look<R>,
-    since: Instant,
-}
-
-impl<R: Request> NextLook<R> {
-    pub(crate) fn request(&self) -> &R {
-        &self.look.request
-    }
-
-    /// For how many.
-    pub(crate) fn wanted(&self) -> usize {
-        self.look.sent.wanted
-    }
-
-    /// The call has been answered.
-    pub(crate) fn land(self, mut found: Result<Found<R::Item>, Failure>) {
-        if let Ok(found) = &mut found
-            && is_stale(self.since, self.look.request.lock_timeout())
-        {
-            found.granted.drain(..).for_each(Granted::hand_back);
-            found.next = Some(Duration::ZERO);
-        }
-        self.look.land(found);
-    }
-}
-
-/// Whether too much of a lease has passed for it to be of use: granted by a durable call, it counts from before the commit, which
-/// may take its time.
-pub(crate) fn is_stale(since: Instant, lease: Duration) -> bool {
-    since.elapsed() > lease / 4
-}
+pub(crate) const KEPT: Duration = Duration::from_millis(10);
 
 impl<R: Request> Line<R> {
-    /// So many are about to come back to this group: what they will ask for, if nobody looks for it already.
-    pub(crate) fn look_next(&self, inner: &Arc<Inner>, group: u64, wanted: usize) -> Option<NextLook<R>> {
+    /// So many are about to come back to this group: what they will ask for, if nobody waits for that already.
+    pub(crate) fn look_next(&self, inner: &Arc<Inner>, group: u64, wanted: usize) -> Option<Look<R>> {
+        if inner.is_leaving() {
+            return None;
+        }
         let now = Instant::now();
         let (request, sent) = {
             let mut groups = self.lock();
@@ -61,31 +33,47 @@ impl<R: Request> Line<R> {
             (request.clone(), group.look_next(now, wanted)?)
         };
         // After the lock: whoever subscribes to spans is told.
-        Some(NextLook {
-            look: Look::new(inner, &request, sent),
-            since: now,
-        })
+        Some(Look::new(inner, &request, sent))
     }
+}
 
-    /// What is there already for somebody who asks for this, and its group.
-    pub(crate) fn take_kept(&self, request: &R) -> Option<(Granted<R::Item>, u64)> {
-        let mut groups = self.lock();
-        let group = groups.get_mut(request)?;
-        let (granted, _) = group.kept.pop_front()?;
-        Some((granted, group.id))
+impl<R: Request> Look<R> {
+    /// The call that looked for what comes next has been answered, some time after it looked.
+    pub(crate) fn land_next(self, mut found: Result<Found<R::Item>, Failure>) {
+        if let Ok(found) = &mut found {
+            found.next = found.next.map(|next| next.saturating_sub(self.since.elapsed()));
+            if self.is_stale() {
+                found.granted.drain(..).for_each(Granted::hand_back);
+                found.next = Some(Duration::ZERO);
+            }
+        }
+        self.land(found);
     }
+}
 
-    /// Gives others what nobody has come back for.
-    pub(crate) fn hand_back_kept(&self, inner: &Arc<Inner>, request: &R) {
-        let (inner, request) = (Arc::clone(inner), request.clone());
-        let time = KEPT.min(request.lock_timeout() / 4);
+/// Gives others what nobody has come back for. When its task is cancelled, nobody of this runtime will.
+pub(crate) struct Keeper<R: Request> {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) request: R,
+    /// When what it keeps landed.
+    pub(crate) since: Instant,
+}
+
+impl<R: Request> Keeper<R> {
+    pub(crate) fn spawn(self) {
         tokio::spawn(async move {
-            tokio::time::sleep(time).await;
-            let left = match R::line(&inner).lock().get_mut(&request) {
-                Some(group) => group.take_kept_before(Instant::now() - time),
-                None => return,
-            };
-            left.into_iter().for_each(Granted::hand_back);
+            tokio::time::sleep_until(self.since + KEPT).await;
+            drop(self);
         });
+    }
+}
+
+impl<R: Request> Drop for Keeper<R> {
+    fn drop(&mut self) {
+        let left = match R::line(&self.inner).lock().get_mut(&self.request) {
+            Some(group) => group.take_kept_before(self.since),
+            None => return,
+        };
+        left.into_iter().for_each(Granted::hand_back);
     }
 }

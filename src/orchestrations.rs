@@ -18,7 +18,8 @@ use crate::follow::Follow;
 use crate::granted::Granted;
 use crate::handover::during;
 use crate::inner::Inner;
-use crate::poll::{self, Fetch, Found, Line};
+use crate::look::Found;
+use crate::poll::{self, Fetch, Line};
 use crate::token::TurnToken;
 use crate::turn::{Fetched, Turn};
 use crate::turn_ack::{Columns, TurnAck, TurnAnswer};
@@ -63,10 +64,6 @@ impl poll::Request for TurnRequest {
 
     fn lock_timeout(&self) -> Duration {
         self.lock_timeout
-    }
-
-    fn is_repeated(&self) -> bool {
-        true
     }
 
     fn line(inner: &Inner) -> &Line<Self> {
@@ -117,11 +114,7 @@ impl Inner {
                 behind,
             )
             .await?;
-        let mut found = Found {
-            granted: Vec::with_capacity(wanted),
-            next: None,
-            ask_anew: false,
-        };
+        let mut found = Found::nothing();
         for row in rows {
             match self
                 .decode_turn(&row)

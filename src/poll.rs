@@ -11,21 +11,22 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
-use tracing::{Instrument, Span};
+use tracing::Span;
 
 use crate::call::Connection;
 use crate::carried::Carried;
 use crate::error::Failure;
 use crate::granted::Granted;
 use crate::inner::Inner;
+use crate::look::{Found, make_look, send_look};
+use crate::next::{KEPT, Keeper};
 use crate::pace::Step;
-use crate::telemetry::LookSpan;
+use crate::reason::Reason;
 pub(crate) use crate::waiters::Fetch;
-use crate::waiters::{Answer, Group, Reason, SLOW_LOOK, Sent, Waiter};
+use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
 use crate::wake::Queue;
 
 /// When to look again after a look that brought less than it was for: only one that brings nothing tells how long
@@ -35,15 +36,6 @@ const CONFIRMATION: Duration = Duration::from_millis(5);
 const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
 /// Groups beyond this are swept of those nobody waits in.
 const SWEEP_ABOVE: usize = 64;
-
-/// What one look at a queue brought.
-pub(crate) struct Found<T> {
-    pub(crate) granted: Vec<Granted<T>>,
-    /// When another look is worth it, if known. Only counts when less was granted than asked for.
-    pub(crate) next: Option<Duration>,
-    /// Those who got nothing must ask differently.
-    pub(crate) ask_anew: bool,
-}
 
 /// What a fetch asks for. Equal requests share their looks.
 pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
@@ -63,8 +55,10 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
     /// How long what it gets is leased.
     fn lock_timeout(&self) -> Duration;
 
-    /// Whether those who get something ask for the same again when they have ended it.
-    fn is_repeated(&self) -> bool;
+    /// Whether the call that ends what somebody got can look for the next on the same terms.
+    fn is_repeated(&self) -> bool {
+        false
+    }
 
     /// Where the fetches of this kind wait.
     fn line(inner: &Inner) -> &Line<Self>;
@@ -122,11 +116,12 @@ impl<R: Request> Line<R> {
         self.lock().get(request).map_or(0, |group| group.waiters.len())
     }
 
-    fn register<'a>(&'a self, request: &'a R, impatient: bool) -> Registered<'a, R> {
+    /// What is kept for those who ask for this answers at once.
+    fn register<'a>(&self, inner: &'a Inner, request: &'a R, impatient: bool) -> Registered<'a, R> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
         let span = Span::current();
-        let (id, group, sooner) = {
+        let (id, group, sooner, too_old) = {
             let mut groups = self.lock();
             if groups.len() > SWEEP_ABOVE {
                 groups.retain(|_, group| !group.is_idle());
@@ -134,21 +129,22 @@ impl<R: Request> Line<R> {
             let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
             group.next_id += 1;
             let id = group.next_id;
-            group.waiters.push_back(Waiter {
-                id,
-                span,
-                impatient,
-                look: None,
-                answer,
-            });
-            (id, group.id, Arc::clone(&group.sooner))
+            let too_old = group.take_kept_before(now - KEPT);
+            match group.kept.pop_front() {
+                Some((granted, _)) if !inner.caller.is_closed() => drop(answer.send(Answer::Granted(granted))),
+                _ => group.waiters.push_back(Waiter {
+                    id,
+                    span,
+                    impatient,
+                    look: None,
+                    answer,
+                }),
+            }
+            (id, group.id, Arc::clone(&group.sooner), too_old)
         };
+        too_old.into_iter().for_each(Granted::hand_back);
         Registered {
-            place: Place {
-                line: self,
-                request,
-                id,
-            },
+            place: Place { inner, request, id },
             group,
             answer: receiver,
             sooner,
@@ -212,9 +208,10 @@ impl<R: Request> Line<R> {
     }
 
     /// Hands out what a look brought, and sends the next if one is wanted already.
-    fn landed(&self, inner: &Arc<Inner>, request: &R, sent: &Sent, found: Result<Found<R::Item>, Failure>) {
+    pub(crate) fn landed(&self, inner: &Arc<Inner>, request: &R, sent: &Sent, found: Result<Found<R::Item>, Failure>) {
         let now = Instant::now();
         let mut unwanted = Vec::new();
+        let mut keeper = None;
         let departed;
         let look = {
             let mut groups = self.lock();
@@ -234,6 +231,9 @@ impl<R: Request> Line<R> {
                 Ok(found) => {
                     let enough = found.granted.len() >= sent.wanted;
                     let nothing = found.granted.is_empty();
+                    if !nothing {
+                        group.is_heavy = found.is_heavy;
+                    }
                     for granted in found.granted {
                         unwanted.extend(group.hand_out(sent.id, granted));
                     }
@@ -274,37 +274,23 @@ impl<R: Request> Line<R> {
             group.release(sent.id);
             if sent.reason == Reason::Next && !unwanted.is_empty() {
                 group.kept.extend(unwanted.drain(..).map(|granted| (granted, now)));
-                self.hand_back_kept(inner, request);
+                keeper = Some(Keeper {
+                    inner: Arc::clone(inner),
+                    request: request.clone(),
+                    since: now,
+                });
             }
             group.due_look(now)
         };
+        if let Some(keeper) = keeper {
+            keeper.spawn();
+        }
         // What was for those who went away is dropped, and rests; the others were only one too many.
         for granted in unwanted.into_iter().skip(departed) {
             granted.hand_back();
         }
         send_look(inner, request, look, None);
     }
-}
-
-/// A look goes on to its end even if all callers go away: only then is known what was granted. Not to be called under the
-/// lock: it may be dropped at once.
-fn make_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Sent, behind: Option<Connection>) -> Carried<()> {
-    let wanted = sent.wanted;
-    let look = Look::new(inner, request, sent);
-    let looking = async move {
-        let request = look.request.clone();
-        let found = request.look(Arc::clone(&look.inner), wanted, behind);
-        let inner = Arc::clone(&look.inner);
-        let _until_answered = inner.pace.sent(R::QUEUE, Step::Fetch);
-        let found = found.instrument(look.span.span()).await;
-        look.land(found);
-    };
-    Carried::new(looking.boxed())
-}
-
-/// Looks in a task of its own.
-pub(crate) fn send_look<R: Request>(inner: &Arc<Inner>, request: &R, sent: Option<Sent>, behind: Option<Connection>) {
-    drop(sent.map(|sent| make_look(inner, request, sent, behind)));
 }
 
 /// A place among those who wait.
@@ -317,7 +303,7 @@ struct Registered<'a, R: Request> {
 
 /// Given up when the caller goes away: nothing of it, its span included, stays behind.
 struct Place<'a, R: Request> {
-    line: &'a Line<R>,
+    inner: &'a Inner,
     request: &'a R,
     id: u64,
 }
@@ -325,46 +311,10 @@ struct Place<'a, R: Request> {
 impl<R: Request> Drop for Place<'_, R> {
     fn drop(&mut self) {
         // Dropped after the lock: whoever subscribes to spans is told.
-        let _waiter = (self.line.lock().get_mut(self.request)).and_then(|group| group.leave(self.id));
-    }
-}
-
-/// A look on the wire. It lands also when its task is cancelled because the runtime shuts down.
-pub(crate) struct Look<R: Request> {
-    pub(crate) inner: Arc<Inner>,
-    pub(crate) request: R,
-    span: LookSpan,
-    pub(crate) sent: Sent,
-    found: Option<Result<Found<R::Item>, Failure>>,
-}
-
-impl<R: Request> Look<R> {
-    pub(crate) fn new(inner: &Arc<Inner>, request: &R, mut sent: Sent) -> Self {
-        let callers = std::mem::take(&mut sent.callers);
-        Self {
-            inner: Arc::clone(inner),
-            request: request.clone(),
-            span: LookSpan::begin(R::QUEUE, sent.reason, sent.wanted, &callers),
-            sent,
-            found: None,
+        let waiter = (R::line(self.inner).lock().get_mut(self.request)).and_then(|group| group.leave(self.id));
+        if waiter.is_some_and(|waiter| !waiter.impatient) {
+            self.inner.set_leaving(true);
         }
-    }
-
-    pub(crate) fn land(mut self, found: Result<Found<R::Item>, Failure>) {
-        self.found = Some(found);
-        drop(self);
-    }
-}
-
-impl<R: Request> Drop for Look<R> {
-    fn drop(&mut self) {
-        let found = self.found.take();
-        self.span.end(found.as_ref().map(|found| match found {
-            Ok(found) => Ok(found.granted.len()),
-            Err(failure) => Err(failure.class),
-        }));
-        let found = found.unwrap_or_else(|| Err(Failure::retryable("fetch", "the runtime is shutting down")));
-        R::line(&self.inner).landed(&self.inner, &self.request, &self.sent, found);
     }
 }
 
@@ -395,20 +345,22 @@ impl Inner {
         let poll_timeout = self.waits(poll_timeout);
         let now = Instant::now();
         let impatient = poll_timeout.is_zero();
-        let returns_to = |group| (!impatient && request.is_repeated()).then_some(group);
-        if let Some((granted, group)) = R::line(self).take_kept(request) {
-            return Ok(Fetch::granted(granted, returns_to(group)));
-        }
         // Who does not wait is answered by the look that is sent for it.
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
         let Registered {
             place,
             group,
-            answer,
+            mut answer,
             sooner,
-        } = R::line(self).register(request, impatient);
-        let returns_to = returns_to(group);
+        } = R::line(self).register(self, request, impatient);
+        let returns_to = (!impatient && request.is_repeated()).then_some(group);
+        if !impatient {
+            self.set_leaving(false);
+        }
+        if let Ok(kept) = answer.try_recv() {
+            return Fetch::of(Ok(kept), returns_to);
+        }
         // Those whom one answer set free act in step: whoever is ready shares the look.
         tokio::task::yield_now().await;
         let mut answer = pin!(answer);

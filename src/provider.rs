@@ -15,8 +15,8 @@ use duroxide::{Event, SystemStats};
 use crate::config::Builder;
 use crate::error::{Error, ErrorKind};
 use crate::inner::Inner;
+use crate::reason::Reason;
 use crate::telemetry::operation;
-use crate::waiters::Reason;
 use crate::wake::Queue;
 use crate::{token, work_item};
 

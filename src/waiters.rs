@@ -11,6 +11,7 @@ use tracing::Span;
 
 use crate::error::Failure;
 use crate::granted::Granted;
+use crate::reason::Reason;
 
 /// The most items one look asks for.
 const MAX_ITEMS: usize = 64;
@@ -30,6 +31,8 @@ pub(crate) struct Group<T> {
     pub(crate) handovers: usize,
     /// Looks on the wire for those who have yet to come back, which depend on what else their calls wait for.
     next_looks: usize,
+    /// Whether what was found last is too large to come with the answer to something else.
+    pub(crate) is_heavy: bool,
     /// What those brought, and when.
     pub(crate) kept: VecDeque<(Granted<T>, Instant)>,
     /// When the last look was sent.
@@ -54,54 +57,6 @@ pub(crate) struct Group<T> {
 struct Behind {
     look: u64,
     call: u64,
-}
-
-/// Why those who wait look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// A fetch arrived.
-    Asked,
-    /// This process put something into the queue, or gave something back.
-    Enqueued,
-    /// This process is about to: the look goes out right behind the call that does.
-    Behind,
-    /// This process is about to, and that call brings it as well: no look goes out at all.
-    Handed,
-    /// Another process said so.
-    Notified,
-    /// It is the time the database gave: of a timer, a delayed message or the end of a lease.
-    Due,
-    /// Nothing was heard for a while.
-    Fallback,
-    /// The look before brought something: there may be more.
-    More,
-    /// Some end what they have, and the call that does looks for what they will ask for next.
-    Next,
-    /// The look before failed.
-    Failed,
-    /// Notifications may have been missed, or are no longer to be had.
-    Listener,
-    /// The provider was closed.
-    Closed,
-}
-
-impl Reason {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Asked => "asked",
-            Self::Enqueued => "enqueued",
-            Self::Behind => "behind",
-            Self::Handed => "handed",
-            Self::Notified => "notified",
-            Self::Due => "due",
-            Self::Fallback => "fallback",
-            Self::More => "more",
-            Self::Next => "next",
-            Self::Failed => "failed",
-            Self::Listener => "listener",
-            Self::Closed => "closed",
-        }
-    }
 }
 
 pub(crate) struct Waiter<T> {
@@ -136,16 +91,12 @@ impl<T> Fetch<T> {
         returns_to: Option<u64>,
     ) -> Result<Self, Failure> {
         match answer {
-            Ok(Answer::Granted(granted)) => Ok(Self::granted(granted, returns_to)),
+            Ok(Answer::Granted(granted)) => Ok(granted.accept(returns_to).map_or(Self::Nothing, Self::Item)),
             Ok(Answer::AskAnew) => Ok(Self::AskAnew),
             Ok(Answer::Failed(error)) => Err(error),
             // Without an answer: the runtime is shutting down.
             Ok(Answer::Nothing) | Err(_) => Ok(Self::Nothing),
         }
-    }
-
-    pub(crate) fn granted(granted: Granted<T>, returns_to: Option<u64>) -> Self {
-        granted.accept(returns_to).map_or(Self::Nothing, Self::Item)
     }
 }
 
@@ -158,6 +109,7 @@ impl<T> Group<T> {
             looks: 0,
             handovers: 0,
             next_looks: 0,
+            is_heavy: false,
             kept: VecDeque::new(),
             sent_at: now,
             woken: None,
@@ -214,11 +166,11 @@ impl<T> Group<T> {
             self.release(behind.look);
         }
         let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
-        let may_look = !self.is_looking() || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
-        if !may_look
-            || news.peek().is_none()
-            || !(self.woken.is_some() || self.quiet_until <= now || news.any(|waiter| waiter.impatient))
-        {
+        let is_new = news.peek().is_some();
+        let is_impatient = news.any(|waiter| waiter.impatient);
+        let is_free = self.looks == 0 && (self.next_looks == 0 || is_impatient);
+        let may_look = is_free || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
+        if !may_look || !is_new || !(self.woken.is_some() || self.quiet_until <= now || is_impatient) {
             return None;
         }
         let quiet = if self.quiet_until <= now {
@@ -235,17 +187,21 @@ impl<T> Group<T> {
     /// If something may be found that nobody waits for, counts a look as sent, for so many who will come back.
     pub(crate) fn look_next(&mut self, now: Instant, wanted: usize) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
-        if !self.waiters.is_empty() || (self.woken.is_none() && self.quiet_until > now) {
+        if self.is_heavy || !self.waiters.is_empty() || (self.woken.is_none() && self.quiet_until > now) {
             return None;
+        }
+        if let Some(reason) = self.woken.take() {
+            // Until it lands, which may take its time, this is news to others.
+            self.quiet_until = now;
+            self.quiet_reason = reason;
         }
         self.next_looks += 1;
         self.sent_at = now;
-        self.woken = None;
         let sent = self.send(0, Reason::Next);
         Some(Sent { wanted, ..sent })
     }
 
-    /// What nobody has come back for since then.
+    /// What is kept since then, or longer.
     pub(crate) fn take_kept_before(&mut self, time: Instant) -> Vec<Granted<T>> {
         let old = self.kept.iter().take_while(|(_, since)| *since <= time).count();
         self.kept.drain(..old).map(|(granted, _)| granted).collect()

@@ -17,9 +17,9 @@ use tracing::{debug, warn};
 use crate::call::jittered;
 use crate::connect::Connector;
 use crate::inner::Inner;
+use crate::reason::Reason;
 use crate::schema_name::quote_identifier;
 use crate::telemetry::metrics;
-use crate::waiters::Reason;
 
 /// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY. Short after
 /// other processes were heard of, then longer and longer.

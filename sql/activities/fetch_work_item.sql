@@ -71,7 +71,9 @@ begin
         perform require_read_committed();
     end if;
     -- A lease is not data. What else this transaction has written may be.
-    if pg_current_xact_id_if_assigned() is null and set_config('synchronous_commit', 'off', true) is null then null; end if;
+    if pg_current_xact_id_if_assigned() is null then
+        if set_config('synchronous_commit', 'off', true) is null then null; end if;
+    end if;
     v_tags := p_tags;
     if v_tags is null then
         v_tags := array(select t.tag from worker_tags() as t);

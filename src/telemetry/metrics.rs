@@ -8,7 +8,7 @@ use ::metrics::{Unit, counter, describe_counter, describe_gauge, describe_histog
 
 use super::Connections;
 use crate::error::ErrorClass;
-use crate::waiters::Reason;
+use crate::reason::Reason;
 use crate::wake::Queue;
 
 const OPERATIONS: &str = "duroxide_postgres_operations_total";

@@ -17,7 +17,7 @@ use tokio_postgres::Row;
 use tracing::{Id, Span, debug_span, field};
 
 use crate::error::{CallError, ErrorClass};
-use crate::waiters::Reason;
+use crate::reason::Reason;
 use crate::wake::Queue;
 pub(crate) use operation::operation;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Connections;
 use crate::error::ErrorClass;
-use crate::waiters::Reason;
+use crate::reason::Reason;
 use crate::wake::Queue;
 
 pub(crate) fn describe() {}

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use duroxide::providers::{Provider, TagFilter};
+use duroxide::providers::{Provider, TagFilter, WorkItem};
 
-use super::{ACTIVITY_ACK, HANDED_BACK, ack, enqueue, gets, leased};
-use crate::batching::World;
-use crate::fixtures::{LOCK, activity, completed, create};
+use super::{ACTIVITY_ACK, HANDED_BACK, ack, enqueue, gets, leased, looks};
+use crate::batching::{World, begin};
+use crate::fixtures::{LOCK, NOW, activity, completed, create};
 use crate::proxy::Mode;
-use crate::wake_ups::{eventually, waits_for_a_lock};
+use crate::wake_ups::{PATIENT, eventually, waits_for_a_lock};
 
 /// An activity that cannot be read is reported and keeps its lease; the one behind it can be had.
 #[tokio::test]
@@ -81,13 +81,18 @@ async fn an_ack_that_comes_too_late_brings_the_next() {
     assert_eq!((item, attempt), (activity("i", 2), 1));
 }
 
-/// The call waits for a lock before it looks: others look for themselves.
+/// The call waits for a lock before it looks: others look for themselves, and in the end it claims nothing, because whoever sent it may
+/// have given up.
 #[tokio::test]
 async fn an_ack_that_is_held_up_does_not_hold_up_others() {
     let world = World::new().await;
     create(&*world.provider, "i").await;
-    enqueue(&world.provider, 1..=2).await;
+    enqueue(&world.provider, [1]).await;
     let (_, token, _) = gets(&world.provider, LOCK, &TagFilter::DefaultOnly).await;
+    // Nothing is to be found any more, until something is enqueued.
+    let fetch = world.provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly);
+    assert!(fetch.await.expect("fetch").is_none());
+    enqueue(&world.provider, [2]).await;
     let mut blocker = world.schema.client().await;
     let transaction = blocker.transaction().await.expect("begin");
     let locked = "select from mailboxes where instance_id = 'i' for update";
@@ -98,8 +103,103 @@ async fn an_ack_that_is_held_up_does_not_hold_up_others() {
     let (item, _, _) = gets(&world.provider, LOCK, &TagFilter::DefaultOnly).await;
     assert_eq!(item, activity("i", 2));
     assert!(!held_up.is_finished());
+    enqueue(&world.provider, [3]).await;
+    let begun = "select count(*) from pg_stat_activity where application_name = $1 and wait_event_type = 'Lock' \
+                    and query_start < clock_timestamp() - interval '300 ms'";
+    eventually("it has been held up for long", || async {
+        (world.number(begun, &[&world.schema.name]).await == 1).then_some(())
+    })
+    .await;
     transaction.rollback().await.expect("rollback");
     held_up.await.expect("no panic");
+    assert_eq!((leased(&world).await, world.proxy.calls_of(HANDED_BACK)), (1, 0));
+    let (item, _, attempt) = gets(&world.provider, LOCK, &TagFilter::DefaultOnly).await;
+    assert_eq!((item, attempt), (activity("i", 3), 1));
+}
+
+/// The answer to an ack has to come in time: what is large is not in it, once that is known.
+#[tokio::test]
+async fn large_activities_are_fetched_by_themselves() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    for id in 1..=4 {
+        let WorkItem::ActivityExecute {
+            instance,
+            execution_id,
+            name,
+            session_id,
+            tag,
+            ..
+        } = activity("i", id)
+        else {
+            panic!("not an activity");
+        };
+        let input = "x".repeat(if id < 4 { 100_000 } else { 1 });
+        let large = WorkItem::ActivityExecute {
+            instance,
+            execution_id,
+            id,
+            name,
+            input,
+            session_id,
+            tag,
+        };
+        provider.enqueue_for_worker(large).await.expect("enqueue");
+    }
+    let mut token = gets(provider, LOCK, &TagFilter::DefaultOnly).await.1;
+    for id in 1..=3 {
+        ack(provider, &token, id).await;
+        assert_eq!(leased(&world).await, 0, "{id}");
+        token = gets(provider, LOCK, &TagFilter::DefaultOnly).await.1;
+    }
+    // The last one was small.
+    enqueue(provider, [5]).await;
+    let before = looks(&world);
+    ack(provider, &token, 4).await;
+    gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+    assert!(looks(&world) == before || world.proxy.calls_of(HANDED_BACK) == 1);
+}
+
+/// A runtime that shuts down drops the fetches that wait, and lets activities come to their end: who acks those does not come back.
+#[tokio::test]
+async fn nothing_is_claimed_for_a_runtime_that_shuts_down() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    enqueue(provider, 1..=3).await;
+    let (_, token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+    let mut waiting = Box::pin(provider.fetch_orchestration_item(LOCK, PATIENT, None));
+    assert!(begin(waiting.as_mut()).await.is_pending());
+    drop(waiting);
+    ack(provider, &token, 1).await;
+    assert_eq!(leased(&world).await, 0);
+    // There is another.
+    let (_, token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+    let before = looks(&world);
+    ack(provider, &token, 2).await;
+    let (item, _, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+    assert_eq!(item, activity("i", 3));
+    assert!(looks(&world) == before || world.proxy.calls_of(HANDED_BACK) == 1);
+}
+
+/// Whoever carried the ack is gone with its runtime: what is kept there is not kept for ever.
+#[test]
+fn a_runtime_that_ends_keeps_nothing() {
+    let new_runtime = || tokio::runtime::Runtime::new().expect("runtime");
+    let survivor = new_runtime();
+    let world = survivor.block_on(World::new());
+    let provider = Arc::clone(&world.provider);
+    let short = Duration::from_secs(2);
+    new_runtime().block_on(async {
+        enqueue(&provider, 1..=2).await;
+        let (_, token, _) = gets(&provider, short, &TagFilter::DefaultOnly).await;
+        ack(&provider, &token, 1).await;
+    });
+    survivor.block_on(async {
+        // From the database, sooner or later, and with a lease of its own.
+        let (item, token, _) = gets(&provider, short, &TagFilter::DefaultOnly).await;
+        assert_eq!(item, activity("i", 2));
+        ack(&provider, &token, 2).await;
+    });
 }
 
 /// Much of the lease has passed when the answer comes: whoever begins has all of it.
