@@ -120,21 +120,26 @@ impl Inner {
                 if turns.handover().is_some() {
                     turns = turns.without_turns();
                 }
-                next = None;
+                if let (Some(next), Err(error)) = (next.take(), &sent) {
+                    next.land_next(Err(error.to_failure(OPERATION)));
+                }
                 follow = turns.follow();
                 sent = call(&turns, None, &follow).await;
             }
             // Here, because a caller may have gone away.
-            if let Some(next) = next {
+            let found = next.map(|next| {
                 let found = match &sent {
                     Ok(rows) => self.found_activities(OPERATION, &next.request, rows, false),
                     Err(error) => Err(error.to_failure(OPERATION)),
                 };
-                next.land_next(found);
-            }
+                (next, found)
+            });
             let look = turns.land(&sent).await;
             if sent.is_ok() {
                 self.activities_ended(&acks, look, Some(follow.id()));
+            }
+            if let Some((next, found)) = found {
+                next.land_next(found);
             }
             batch::answers(sent.and_then(|rows| done(&rows)), acks.len())
         }
@@ -157,11 +162,13 @@ impl Inner {
         Ok(())
     }
 
+    /// `keeps_place`: nobody has begun it, and it comes before others.
     pub(crate) async fn abandon_work_item(
         self: &Arc<Self>,
         token: &str,
         delay: Option<Duration>,
         ignore_attempt: bool,
+        keeps_place: bool,
     ) -> Result<(), Failure> {
         const OPERATION: &str = "abandon_work_item";
         let token = activity_token(OPERATION, token)?;
@@ -169,7 +176,7 @@ impl Inner {
             .call_on_activity(
                 OPERATION,
                 &token,
-                &[&delay.map(encode::milliseconds), &ignore_attempt],
+                &[&delay.map(encode::milliseconds), &ignore_attempt, &keeps_place],
                 self.lease_call(token.lease, None),
             )
             .await;

@@ -82,9 +82,9 @@ impl poll::Request for ActivityRequest {
         self.lock_timeout
     }
 
-    /// Who takes activities of sessions sees at every fetch how many it can still take.
-    fn is_repeated(&self) -> bool {
-        !matches!(self.sessions, Sessions::For { .. })
+    /// Where there are sessions, every fetch decides whether its worker can take one more.
+    fn is_repeated(&self, inner: &Inner) -> bool {
+        self.sessions == Sessions::IfAny || !inner.has_sessions(&self.tags)
     }
 
     fn line(inner: &Inner) -> &Line<Self> {
@@ -224,6 +224,8 @@ impl Inner {
         asked: bool,
     ) -> Result<Found<Claimed>, Failure> {
         let mut found = Found::nothing();
+        // It may not have looked at all.
+        found.next = (!asked).then_some(Duration::ZERO);
         let mut unreadable = None;
         for row in rows {
             let sessions: Option<bool> = row

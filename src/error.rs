@@ -140,6 +140,13 @@ impl CallError {
         }
     }
 
+    /// Whether the server refused the call perhaps because it could not read a row.
+    pub(crate) fn may_be_unreadable(&self) -> bool {
+        // A block that cannot be read is often still unreadable the next time.
+        self.sql_state()
+            .is_some_and(|state| !self.is_retryable() || *state == SqlState::IO_ERROR)
+    }
+
     /// Whether the statement may have committed although this error came back.
     pub(crate) fn is_ambiguous(&self) -> bool {
         match self {

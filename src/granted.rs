@@ -59,7 +59,7 @@ impl<T> Drop for Granted<T> {
         runtime.spawn(async move {
             let result = match queue {
                 Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, pause).await,
-                Queue::Worker => inner.abandon_work_item(&token, None, true).await,
+                Queue::Worker => inner.abandon_work_item(&token, None, true, pause.is_none()).await,
             };
             if let Err(error) = result {
                 debug!(%error, "could not hand back the lease of a dropped fetch; it will expire");

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio_postgres::Row;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::FromSqlOwned;
 use tracing::debug;
 use uuid::Uuid;
@@ -195,9 +194,7 @@ impl Inner {
             result = self.caller.call(operation, &all).await;
         }
         if let Err(error) = &result
-            && error.sql_state().is_some()
-            // A block that cannot be read is often still unreadable the next time.
-            && (!error.is_retryable() || error.sql_state() == Some(&SqlState::IO_ERROR))
+            && error.may_be_unreadable()
         {
             debug!(%error, "{operation} failed; trying again with care");
             metrics::retry(operation, "care");

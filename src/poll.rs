@@ -56,7 +56,7 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
     fn lock_timeout(&self) -> Duration;
 
     /// Whether the call that ends what somebody got can look for the next on the same terms.
-    fn is_repeated(&self) -> bool {
+    fn is_repeated(&self, _inner: &Inner) -> bool {
         false
     }
 
@@ -130,9 +130,11 @@ impl<R: Request> Line<R> {
             group.next_id += 1;
             let id = group.next_id;
             let too_old = group.take_kept_before(now - KEPT);
-            match group.kept.pop_front() {
-                Some((granted, _)) if !inner.caller.is_closed() => drop(answer.send(Answer::Granted(granted))),
-                _ => group.waiters.push_back(Waiter {
+            // A closed provider gives nothing away that it could not take back.
+            let kept = (!inner.caller.is_closed()).then(|| group.kept.pop_front()).flatten();
+            match kept {
+                Some((granted, _)) => drop(answer.send(Answer::Granted(granted))),
+                None => group.waiters.push_back(Waiter {
                     id,
                     span,
                     impatient,
@@ -168,10 +170,9 @@ impl<R: Request> Line<R> {
                     let alone = sent.wanted == 1 && group.look_of(caller) == Some(sent.id);
                     (sent, alone)
                 });
-                let next = if group.is_looking() || group.look_of(caller).is_some() {
-                    now + SLOW_LOOK
-                } else {
-                    group.quiet_until
+                let next = match group.look_of(caller) {
+                    Some(_) => now + SLOW_LOOK,
+                    None => group.next_chance(now),
                 };
                 (next, look)
             }
@@ -232,7 +233,7 @@ impl<R: Request> Line<R> {
                     let enough = found.granted.len() >= sent.wanted;
                     let nothing = found.granted.is_empty();
                     if !nothing {
-                        group.is_heavy = found.is_heavy;
+                        group.looks_apart = found.is_heavy;
                     }
                     for granted in found.granted {
                         unwanted.extend(group.hand_out(sent.id, granted));
@@ -260,6 +261,7 @@ impl<R: Request> Line<R> {
                     }
                 }
                 Err(error) => {
+                    group.looks_apart |= sent.reason == Reason::Next;
                     group.quiet(sent.id, now, Reason::Failed);
                     let closed = inner.caller.is_closed();
                     group.dismiss(
@@ -272,7 +274,7 @@ impl<R: Request> Line<R> {
                 }
             }
             group.release(sent.id);
-            if sent.reason == Reason::Next && !unwanted.is_empty() {
+            if sent.reason == Reason::Next && !unwanted.is_empty() && !inner.is_leaving() {
                 group.kept.extend(unwanted.drain(..).map(|granted| (granted, now)));
                 keeper = Some(Keeper {
                     inner: Arc::clone(inner),
@@ -354,7 +356,7 @@ impl Inner {
             mut answer,
             sooner,
         } = R::line(self).register(self, request, impatient);
-        let returns_to = (!impatient && request.is_repeated()).then_some(group);
+        let returns_to = (!impatient && request.is_repeated(self)).then_some(group);
         if !impatient {
             self.set_leaving(false);
         }

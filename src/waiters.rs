@@ -17,6 +17,8 @@ use crate::reason::Reason;
 const MAX_ITEMS: usize = 64;
 /// A look that takes longer has met something heavy, or a slow line: those who wait send another.
 pub(crate) const SLOW_LOOK: Duration = Duration::from_millis(20);
+/// Who wants to look does not wait longer for one that comes with an ack, whose commit may take its time.
+const SLOW_ACK: Duration = Duration::from_millis(5);
 /// The most looks of a group on the wire.
 const MAX_LOOKS: usize = 4;
 
@@ -31,10 +33,11 @@ pub(crate) struct Group<T> {
     pub(crate) handovers: usize,
     /// Looks on the wire for those who have yet to come back, which depend on what else their calls wait for.
     next_looks: usize,
-    /// Whether what was found last is too large to come with the answer to something else.
-    pub(crate) is_heavy: bool,
     /// What those brought, and when.
     pub(crate) kept: VecDeque<(Granted<T>, Instant)>,
+    /// Whether there are no such looks for now: what was found last is too large to come with the answer to something else, or such an
+    /// answer did not come.
+    pub(crate) looks_apart: bool,
     /// When the last look was sent.
     sent_at: Instant,
     /// What happened, if anything, since the last look was sent.
@@ -109,8 +112,8 @@ impl<T> Group<T> {
             looks: 0,
             handovers: 0,
             next_looks: 0,
-            is_heavy: false,
             kept: VecDeque::new(),
+            looks_apart: false,
             sent_at: now,
             woken: None,
             quiet_until: now,
@@ -151,6 +154,16 @@ impl<T> Group<T> {
         self.looks + self.next_looks > 0
     }
 
+    /// When those who wait can look, unless something happens.
+    pub(crate) fn next_chance(&self, now: Instant) -> Instant {
+        let is_soon = self.next_looks > 0 && self.sent_at + SLOW_ACK > now;
+        match self.looks {
+            0 if is_soon => self.sent_at + SLOW_ACK,
+            0 => self.quiet_until,
+            _ => now + SLOW_LOOK,
+        }
+    }
+
     /// Whether nobody would miss it.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiters.is_empty() && self.kept.is_empty() && !self.is_looking() && self.handovers == 0
@@ -168,7 +181,7 @@ impl<T> Group<T> {
         let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
         let is_new = news.peek().is_some();
         let is_impatient = news.any(|waiter| waiter.impatient);
-        let is_free = self.looks == 0 && (self.next_looks == 0 || is_impatient);
+        let is_free = self.looks == 0 && (self.next_looks == 0 || is_impatient || self.sent_at + SLOW_ACK <= now);
         let may_look = is_free || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
         if !may_look || !is_new || !(self.woken.is_some() || self.quiet_until <= now || is_impatient) {
             return None;
@@ -187,17 +200,18 @@ impl<T> Group<T> {
     /// If something may be found that nobody waits for, counts a look as sent, for so many who will come back.
     pub(crate) fn look_next(&mut self, now: Instant, wanted: usize) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
-        if self.is_heavy || !self.waiters.is_empty() || (self.woken.is_none() && self.quiet_until > now) {
+        if self.looks_apart || !self.waiters.is_empty() || (self.woken.is_none() && self.quiet_until > now) {
             return None;
-        }
-        if let Some(reason) = self.woken.take() {
-            // Until it lands, which may take its time, this is news to others.
-            self.quiet_until = now;
-            self.quiet_reason = reason;
         }
         self.next_looks += 1;
         self.sent_at = now;
         let sent = self.send(0, Reason::Next);
+        if let Some(reason) = self.woken.take() {
+            // Until it lands, which may take its time, this is news to others, and older looks know nothing of it.
+            self.quiet_until = now;
+            self.quiet_reason = reason;
+            self.newest_word = sent.id;
+        }
         Some(Sent { wanted, ..sent })
     }
 
@@ -364,6 +378,35 @@ mod tests {
         assert_eq!(group.unserved(now), 1);
         drop(receiver);
         assert_eq!(group.unserved(now), 0, "it has gone away");
+    }
+
+    #[tokio::test]
+    async fn a_look_that_comes_with_an_ack_hides_nothing() {
+        let now = Instant::now();
+        let mut group = Group::<()>::new(now);
+        group.quiet(1, now + Duration::from_secs(60), Reason::Fallback);
+        assert!(group.look_next(now, 2).is_none(), "there is nothing to be found");
+        group.next_id = 5;
+        group.woken = Some(Reason::Notified);
+        let next = group.look_next(now, 2).expect("there is something");
+        assert_eq!((next.wanted, next.reason, group.looks), (2, Reason::Next, 0));
+        // One that was sent before knows nothing of it.
+        group.quiet(5, now + Duration::from_secs(60), Reason::Fallback);
+        assert_eq!(group.quiet_until, now);
+
+        let (answer, _receiver) = oneshot::channel();
+        let patient = Waiter {
+            id: 7,
+            span: Span::none(),
+            impatient: false,
+            look: None,
+            answer,
+        };
+        group.waiters.push_back(patient);
+        assert!(group.due_look(now).is_none(), "it is on its way");
+        assert_eq!(group.next_chance(now), now + SLOW_ACK);
+        assert!(group.look_next(now, 2).is_none(), "somebody waits");
+        assert!(group.due_look(now + SLOW_ACK).is_some(), "it takes its time");
     }
 
     #[tokio::test]

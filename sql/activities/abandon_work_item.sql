@@ -1,5 +1,6 @@
 -- Ends a lease without a result: the activity is delivered again, after p_delay_ms if given.
--- The delivery counts as an attempt unless p_ignore_attempt. Also ends a lease that has expired, as long
+-- The delivery counts as an attempt unless p_ignore_attempt. p_keeps_place: nobody has begun it, and it is delivered before others
+-- that are due. Also ends a lease that has expired, as long
 -- as nobody took it over.
 -- Locks: the worker row. Raises DX001 (cancelled or taken over), DX007.
 create or replace function abandon_work_item(
@@ -9,7 +10,8 @@ create or replace function abandon_work_item(
     p_id             bigint,
     p_lease          uuid,
     p_delay_ms       bigint,
-    p_ignore_attempt boolean
+    p_ignore_attempt boolean,
+    p_keeps_place    boolean default false
 ) returns void
 language plpgsql
 as $$
@@ -34,7 +36,15 @@ begin
 
     update worker_queue as w
        set lease = null,
-           available_at = clock_timestamp() + coalesce(p_delay_ms, 0) * interval '1 ms',
+           available_at = case when p_keeps_place
+                               then least(clock_timestamp(),
+                                          (select o.available_at
+                                             from worker_queue as o
+                                            where o.tag = v_row.tag
+                                              and o.session_id = v_row.session_id
+                                            order by o.available_at
+                                            limit 1))
+                               else clock_timestamp() + coalesce(p_delay_ms, 0) * interval '1 ms' end,
            attempt_count = greatest(0, w.attempt_count - case when p_ignore_attempt then 1 else 0 end)
      where w.instance_id = p_instance_id
        and w.execution_id = p_execution_id

@@ -5,8 +5,8 @@
 -- be had at once and they have no other activities; the rows after the first are theirs, as of fetch_orchestration_item. The other p_turn_…,
 -- p_min_version, p_max_version and p_node: for claim_turns.
 -- p_next_limit: how many activities those who finished these will ask for next, with p_next_lock_timeout_ms, p_next_tags and
--- p_next_unless_sessions. The last rows, in which sessions is not NULL, are what fetch_work_item says to that. If the ack took long,
--- nothing is claimed, and it is worth asking at once.
+-- p_next_unless_sessions. The last rows, in which sessions is not NULL, are what fetch_work_item says to that. None if
+-- the ack took long.
 -- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns
 -- and the rows of the next activities.
 -- Raises DX007.
@@ -172,14 +172,8 @@ begin
         kv_values := null;
         kv_updated_at_ms := null;
     end if;
-    if p_next_limit > 0 and clock_timestamp() > statement_timestamp() + c_soon then
-        -- Whoever called may have given up meanwhile: what nobody hears of must not be claimed.
-        instance_id := null;
-        lease := null;
-        sessions := false;
-        next_ms := 0;
-        return next;
-    elsif p_next_limit > 0 then
+    -- Later, whoever called may have given up, and what nobody hears of must not be claimed.
+    if p_next_limit > 0 and clock_timestamp() < statement_timestamp() + c_soon then
         for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item,
             history_epoch, history_execution_id, cached_event_id, history, sessions, next_ms in
             select f.instance_id, f.execution_id, f.activity_id, f.id, f.lease, f.attempt_count, f.work_item,

@@ -13,6 +13,9 @@ use crate::cli::Scale;
 use crate::context::Context;
 use crate::record::Outcome;
 
+/// What the functions have set, for the same statements without them: young tables have no statistics.
+const BARE: &str = "-c jit=off -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan";
+
 pub struct Floor;
 
 #[async_trait]
@@ -27,7 +30,7 @@ impl Workload for Floor {
          two such commits (enqueue and ack) and a round trip (fetch), and nothing else. *Turns by pgbench*: the turn of *Turns* with \
          the functions of duroxide-postgres, called one by one: no batching, and hardly any client. *Bare*: the rows of a turn of *Turns* \
          or of an activity of *Activities* written and claimed by three plain statements, without functions, checks, retries or safety \
-         against races, and as many together as there are connections, in calls of two: nothing that keeps these rows is faster."
+         against races, for as many at once as there are connections: half of them by each of two callers."
     }
 
     fn points(&self, scale: &Scale) -> Vec<Point> {
@@ -79,36 +82,43 @@ impl Workload for Floor {
         let trip = "select 1;\n";
 
         let mut outcome = Outcome::default();
-        outcome.set("rate", pgbench(context, connections, &insert).await?.rate);
-        outcome.set("round_trips", pgbench(context, connections, trip).await?.rate);
+        outcome.set("rate", pgbench(context, connections, &insert, "").await?.rate);
+        outcome.set("round_trips", pgbench(context, connections, trip, "").await?.rate);
         let least = format!("{insert}{trip}{insert}");
-        outcome.set("least_turns", pgbench(context, connections, &least).await?.rate);
+        outcome.set("least_turns", pgbench(context, connections, &least, "").await?.rate);
 
         let turn = include_str!("turn.sql").replace("SCHEMA", &schema);
-        let done = pgbench(context, connections, &turn).await?;
+        let done = pgbench(context, connections, &turn, "").await?;
         // A script that finds every turn taken by others ends without one.
         let turns = format!("select count(*) from {schema}.instances");
         let turns: i64 = server.client().query_one(&turns, &[]).await?.get(0);
         outcome.set("turns", done.rate * turns as f64 / done.scripts);
 
-        // Both in calls of their own: more of them share flushes, fewer leave a core idle.
         let callers = connections.min(2);
         let batch = connections / callers;
-        for (metric, script, emptied) in [
+        for (metric, script, made) in [
+            ("bare_turns", include_str!("bare_turn.sql"), "instances"),
             (
-                "bare_turns",
-                include_str!("bare_turn.sql"),
-                "mailboxes, instances, executions, history",
+                "bare_activities",
+                include_str!("bare_activity.sql"),
+                "orchestrator_queue",
             ),
-            ("bare_activities", include_str!("bare_activity.sql"), "mailboxes"),
         ] {
-            let emptied: Vec<String> = (emptied.split(", ").chain(["orchestrator_queue", "worker_queue"]))
-                .map(|table| format!("{schema}.{table}"))
-                .collect();
-            server.execute(&format!("truncate {}", emptied.join(", "))).await?;
+            let empty = [
+                "mailboxes",
+                "instances",
+                "executions",
+                "history",
+                "worker_queue",
+                "orchestrator_queue",
+            ]
+            .map(|table| format!("{schema}.{table}"));
+            server.execute(&format!("truncate {}", empty.join(", "))).await?;
             let script = script.replace("SCHEMA", &schema).replace("BATCH", &batch.to_string());
-            let done = pgbench(context, callers, &script).await?;
-            outcome.set(metric, done.rate * batch as f64);
+            let done = pgbench(context, callers, &script, BARE).await?;
+            let made = format!("select count(*) from {schema}.{made}");
+            let made: i64 = server.client().query_one(&made, &[]).await?.get(0);
+            outcome.set(metric, done.rate * made as f64 / done.scripts);
         }
         Ok(outcome)
     }
@@ -122,7 +132,7 @@ struct Done {
     rate: f64,
 }
 
-async fn pgbench(context: &Context<'_>, connections: usize, script: &str) -> Result<Done> {
+async fn pgbench(context: &Context<'_>, connections: usize, script: &str, options: &str) -> Result<Done> {
     let mut file = tempfile::NamedTempFile::new().context("a file for pgbench's script")?;
     file.write_all(script.as_bytes())?;
     let seconds = context.scale.window(0.3).as_secs().max(1);
@@ -133,11 +143,7 @@ async fn pgbench(context: &Context<'_>, connections: usize, script: &str) -> Res
         .args(["--time", &seconds.to_string(), "--file"])
         .arg(file.path())
         .arg(context.url)
-        // As the functions have it: young tables have no statistics.
-        .env(
-            "PGOPTIONS",
-            "-c jit=off -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c plan_cache_mode=force_generic_plan",
-        )
+        .env("PGOPTIONS", options)
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()
