@@ -8,7 +8,7 @@ use duroxide::providers::{Provider, SessionFetchConfig, TagFilter, WorkItem};
 use duroxide_postgres::PostgresProvider;
 use futures_util::future::join_all;
 
-use super::{PATIENT, SOON, WOKEN};
+use super::{PATIENT, SOON, WOKEN, eventually};
 use crate::batching::{FETCH_ACTIVITIES, World};
 use crate::fixtures::{LOCK, NOW, activity, completed, routed_activity};
 
@@ -122,14 +122,14 @@ async fn nothing_is_claimed_for_somebody_who_does_not_wait() {
     assert_eq!(world.proxy.calls_of(HANDED_BACK), 0);
 }
 
-/// Another process has it soon, and its attempt is the first.
+/// Another process has it soon, before what is behind it, and its attempt is the first.
 #[tokio::test]
 async fn others_have_what_nobody_comes_back_for() {
     for is_dropped in [false, true] {
         let world = World::new().await;
         let provider = &world.provider;
         let (other, _proxy) = world.another_process().await;
-        enqueue(provider, 1..=2).await;
+        enqueue(provider, 1..=3).await;
         let (_, token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
         if is_dropped {
             // Its answer finds nobody.
@@ -144,6 +144,10 @@ async fn others_have_what_nobody_comes_back_for() {
         } else {
             ack(provider, &token, 1).await;
         }
+        eventually("it is handed back", || async {
+            (world.proxy.calls_of(HANDED_BACK) == 1 && leased(&world).await == 0).then_some(())
+        })
+        .await;
         let (item, _, attempt) = gets(&other, LOCK, &TagFilter::DefaultOnly).await;
         assert_eq!((item, attempt), (activity("i", 2), 1), "{is_dropped}");
     }
