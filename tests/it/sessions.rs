@@ -196,13 +196,24 @@ async fn a_fetch_tells_when_an_item_of_a_session_is_due() {
     provider.enqueue_for_worker(item).await.expect("enqueue");
     let fetched = provider.fetch_work_item(LOCK, Duration::ZERO, Some(&me), &TagFilter::DefaultOnly);
     let (_, token, _) = fetched.await.expect("fetch").expect("an activity");
+    let client = schema.client().await;
+    // Less than the second after which whoever waits for sessions looks again in any case.
     let later = Duration::from_millis(700);
     provider
         .abandon_work_item(&token, Some(later), true)
         .await
         .expect("abandon");
-    let row = schema.client().await.query_one(FETCH, &[&1]).await.expect("fetch");
-    let (claimed, next_ms): (i64, i64) = (row.get(0), row.get(1));
-    assert_eq!(claimed, 0, "not yet due");
-    assert!((1..=700).contains(&next_ms), "{next_ms}");
+    for _ in 0..10 {
+        let row = client.query_one(FETCH, &[&1]).await.expect("fetch");
+        let (claimed, next_ms): (i64, Option<i64>) = (row.get(0), row.get(1));
+        if claimed == 0 {
+            let next_ms = next_ms.expect("when it is due");
+            assert!((1..=700).contains(&next_ms), "{next_ms}");
+            return;
+        }
+        // This machine was slow, and it is due already.
+        let delay = "update worker_queue set lease = null, available_at = clock_timestamp() + interval '700 ms'";
+        client.execute(delay, &[]).await.expect("delay");
+    }
+    panic!("always due already");
 }
