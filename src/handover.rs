@@ -50,7 +50,7 @@ impl<R: Request> Handover<R> {
 /// and it is worth another attempt without.
 pub(crate) fn may_have_spoilt(operation: &'static str, answer: &Result<Vec<Row>, CallError>) -> bool {
     match answer {
-        Err(error) if error.may_be_unreadable() => {
+        Err(error) if error.may_be_unreadable() && !error.is_ambiguous() => {
             debug!(%error, "{operation} failed; trying again without handing over");
             metrics::retry(operation, "handover");
             true
