@@ -6,11 +6,11 @@ use std::time::Duration;
 use duroxide::providers::WorkItem;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use crate::activity_ack::{ActivityAck, ActivityAcks, done};
-use crate::activity_fetch::{ActivityRequest, NextActivities};
+use crate::activity_ack::{ActivityAck, ActivityAcks, resting};
 use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
@@ -18,12 +18,14 @@ use crate::error::{CallError, Failure};
 use crate::follow::Follow;
 use crate::handover::{during, may_have_spoilt};
 use crate::inner::Inner;
-use crate::look::Look;
 use crate::messages::enqueue_error;
 use crate::token::ActivityToken;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
 use crate::work_item::{Activities, completion};
+
+/// How long a turn waits for more of its activities to end.
+const REST: Duration = Duration::from_millis(10);
 
 impl Inner {
     /// Calls a function whose first parameters say which leased activity it is about.
@@ -52,6 +54,7 @@ impl Inner {
             completion: result.map(|item| completion(OPERATION, item)).transpose()?,
         });
         let lease = ack.token.lease;
+        self.leases.finished(lease);
         let answer = match self.activity_acks.attempt(self, Arc::clone(&ack)).await {
             Ok(done) => Answer {
                 result: ack.held(done),
@@ -61,24 +64,35 @@ impl Inner {
                 let acks = [Arc::clone(&ack)];
                 let columns = ActivityAcks::new(&acks);
                 let turns = TurnHandover::none(self);
-                let next = NextActivities::default();
-                let parameters = columns.parameters(&turns, &next);
+                let parameters = columns.parameters(&turns, &0);
                 let answer = self
                     .caller
                     .call_within_lease(OPERATION, &parameters, self.activity_lease(&ack), failed)
                     .await;
                 self.activities_ended(&acks, true, None);
-                answer.and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
+                answer.and_then(|rows| ack.held(columns.done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
             }
         };
         self.lease_ended(OPERATION, lease, answer, true)
     }
 
-    /// A look for what those who end these activities will ask for next, if it is worth it.
-    fn look_for_next(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) -> Option<Look<ActivityRequest>> {
+    /// Looks for what those who end these activities will ask for next, if it is worth it.
+    fn look_for_next(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) {
         let leases = acks.iter().map(|ack| ack.token.lease);
-        let (group, returning) = self.leases.most_return_to(leases)?;
-        self.activities.look_next(self, group, returning)
+        if let Some((group, returning)) = self.leases.most_return_to(leases) {
+            let ahead = returning * if self.leases.work_is_short() { 2 } else { 1 };
+            self.activities.look_next(self, group, returning, ahead);
+        }
+    }
+
+    /// How long an instance rests that has other activities. They probably end soon, and then one turn does for all; but only somebody
+    /// who waits for turns here can be counted on to look then.
+    fn rest(&self) -> Duration {
+        if self.leases.work_is_short() && self.turns.has_waiters() {
+            REST
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Activities may have completed. `look`: somebody has to look for the turns that this makes due.
@@ -105,43 +119,31 @@ impl Inner {
             let columns = ActivityAcks::new(&acks);
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
             let mut turns = TurnHandover::new(&self, completed.map(|(instance_id, _)| instance_id.as_str()));
-            let mut next = self.look_for_next(&acks);
-            let call = async |turns: &TurnHandover, next: Option<&Look<ActivityRequest>>, follow: &Follow| {
+            let rest = self.rest();
+            let rest_ms = encode::milliseconds(rest);
+            let call = async |turns: &TurnHandover, follow: &Follow| {
                 let leases = acks.iter().map(|ack| self.activity_lease(ack));
-                let next = next.map(NextActivities::of).unwrap_or_default();
-                let parameters = columns.parameters(turns, &next);
+                let parameters = columns.parameters(turns, &rest_ms);
                 let call = self.caller.call_within_leases(OPERATION, &parameters, leases, follow);
                 during(turns.handover(), call).await
             };
+            self.look_for_next(&acks);
             let mut follow = turns.follow();
-            let mut sent = call(&turns, next.as_ref(), &follow).await;
-            let brings_something = turns.handover().is_some() || next.is_some();
-            if brings_something && may_have_spoilt(OPERATION, &sent) {
-                if turns.handover().is_some() {
-                    turns = turns.without_turns();
-                }
-                if let (Some(next), Err(error)) = (next.take(), &sent) {
-                    next.land_next(Err(error.to_failure(OPERATION)));
-                }
+            let mut sent = call(&turns, &follow).await;
+            if turns.handover().is_some() && may_have_spoilt(OPERATION, &sent) {
+                turns = turns.without_turns();
                 follow = turns.follow();
-                sent = call(&turns, None, &follow).await;
+                sent = call(&turns, &follow).await;
             }
             // Here, because a caller may have gone away.
-            let found = next.map(|next| {
-                let found = match &sent {
-                    Ok(rows) => self.found_activities(OPERATION, &next.request, rows, false),
-                    Err(error) => Err(error.to_failure(OPERATION)),
-                };
-                (next, found)
-            });
             let look = turns.land(&sent).await;
-            if sent.is_ok() {
+            if let Ok(rows) = &sent {
+                if resting(rows) > 0 {
+                    self.turns.due_by(Instant::now() + rest);
+                }
                 self.activities_ended(&acks, look, Some(follow.id()));
             }
-            if let Some((next, found)) = found {
-                next.land_next(found);
-            }
-            batch::answers(sent.and_then(|rows| done(&rows)), acks.len())
+            batch::answers(sent.and_then(|rows| columns.done(&rows)), acks.len())
         }
         .boxed()
     }

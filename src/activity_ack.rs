@@ -6,7 +6,6 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::activity_fetch::NextActivities;
 use crate::batch;
 use crate::error::CallError;
 use crate::token::ActivityToken;
@@ -41,9 +40,11 @@ impl batch::Request for ActivityAck {
     }
 }
 
-/// Many ends, column by column.
+/// Many ends, column by column, in the order of their rows: the function locks them in it.
 #[derive(Default)]
 pub(crate) struct ActivityAcks<'a> {
+    /// Which of them each is.
+    positions: Vec<usize>,
     instance_ids: Vec<&'a str>,
     execution_ids: Vec<i64>,
     activity_ids: Vec<i64>,
@@ -55,8 +56,15 @@ pub(crate) struct ActivityAcks<'a> {
 
 impl<'a> ActivityAcks<'a> {
     pub(crate) fn new(acks: &'a [Arc<ActivityAck>]) -> Self {
-        let mut columns = Self::default();
-        for ack in acks {
+        let mut columns = Self {
+            positions: (0..acks.len()).collect(),
+            ..Self::default()
+        };
+        columns
+            .positions
+            .sort_by(|one, other| acks[*one].token.row().cmp(&acks[*other].token.row()));
+        for position in &columns.positions {
+            let ack = &acks[*position];
             columns.instance_ids.push(&ack.token.instance_id);
             columns.execution_ids.push(ack.token.execution_id);
             columns.activity_ids.push(ack.token.activity_id);
@@ -70,11 +78,7 @@ impl<'a> ActivityAcks<'a> {
         columns
     }
 
-    pub(crate) fn parameters<'b>(
-        &'b self,
-        turns: &'b TurnHandover,
-        next: &'b NextActivities,
-    ) -> Vec<&'b (dyn ToSql + Sync)> {
+    pub(crate) fn parameters<'b>(&'b self, turns: &'b TurnHandover, rest_ms: &'b i64) -> Vec<&'b (dyn ToSql + Sync)> {
         let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
             &self.instance_ids,
             &self.execution_ids,
@@ -85,15 +89,26 @@ impl<'a> ActivityAcks<'a> {
             &self.completions,
         ];
         parameters.extend(turns.parameters());
-        parameters.extend(next.parameters());
+        parameters.push(rest_ms);
         parameters
+    }
+
+    /// For each activity, whether its end was accepted.
+    pub(crate) fn done(&self, rows: &[Row]) -> Result<Vec<bool>, CallError> {
+        let answers: Vec<bool> = match rows.first() {
+            Some(row) => row.try_get("done")?,
+            None => return Ok(Vec::new()),
+        };
+        let mut done = vec![false; self.positions.len()];
+        for (position, answer) in self.positions.iter().zip(answers) {
+            done[*position] = answer;
+        }
+        Ok(done)
     }
 }
 
-/// For each activity, whether its end was accepted.
-pub(crate) fn done(rows: &[Row]) -> Result<Vec<bool>, CallError> {
-    match rows.first() {
-        Some(row) => Ok(row.try_get(0)?),
-        None => Ok(Vec::new()),
-    }
+/// How many instances rest until more of their activities have ended.
+pub(crate) fn resting(rows: &[Row]) -> i32 {
+    let resting: Option<Option<i32>> = rows.first().and_then(|row| row.try_get("resting").ok());
+    resting.flatten().unwrap_or(0)
 }

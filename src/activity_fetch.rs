@@ -7,7 +7,6 @@ use duroxide::providers::{SessionFetchConfig, TagFilter, WorkItem};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 use tracing::error;
 
 use crate::ahead::{self, Ahead};
@@ -17,16 +16,13 @@ use crate::error::Failure;
 use crate::granted::Granted;
 use crate::history::Tail;
 use crate::inner::Inner;
-use crate::look::{Found, Look};
+use crate::look::Found;
 use crate::poll::{self, Fetch, Line};
 use crate::token::ActivityToken;
 use crate::wake::Queue;
 
 /// Those beyond begin with the first session again.
 const MAX_SESSION_OWNERS: usize = 1000;
-
-/// A call that acks has a time limit, so what comes with its answer must not be large.
-const HEAVY_BYTES: usize = 16 << 10;
 
 /// What `fetch_work_item` returns.
 pub(crate) type Activity = (WorkItem, String, u32);
@@ -211,29 +207,21 @@ impl Inner {
                     .map_err(|error| self.decoding(OPERATION, error))?;
             }
         }
-        self.found_activities(OPERATION, request, &rows, true)
+        self.found_activities(OPERATION, request, &rows)
     }
 
-    /// What a function found that somebody asks for: in the rows that say whether there are sessions. `asked`: who asks for it waits
-    /// for this answer. Others may have read a newer history meanwhile than one that comes along.
-    pub(crate) fn found_activities(
+    fn found_activities(
         self: &Arc<Self>,
         operation: &'static str,
         request: &ActivityRequest,
         rows: &[Row],
-        asked: bool,
     ) -> Result<Found<Claimed>, Failure> {
         let mut found = Found::nothing();
-        // It may not have looked at all.
-        found.next = (!asked).then_some(Duration::ZERO);
         let mut unreadable = None;
         for row in rows {
-            let sessions: Option<bool> = row
+            let sessions: bool = row
                 .try_get("sessions")
                 .map_err(|error| self.decoding(operation, error))?;
-            let Some(sessions) = sessions else {
-                continue;
-            };
             self.set_has_sessions(&request.tags, sessions);
             found.ask_anew = sessions && request.sessions == Sessions::IfAny;
             let fetched = Fetched::decode(row).map_err(|error| self.decoding(operation, error))?;
@@ -249,19 +237,12 @@ impl Inner {
                     history,
                 } => (token, attempt_count, item, history),
             };
-            let text: Option<&str> = row
-                .try_get("work_item")
-                .map_err(|error| self.decoding(operation, error))?;
-            found.is_heavy |= text.is_some_and(|text| text.len() > HEAVY_BYTES);
-            let history = history.filter(|tail| asked || tail.cached_event_id > 0);
             self.leases.extended(token.lease, request.lock_timeout);
             match *item {
                 Ok(item) => {
                     let (instance_id, lease, token) = (token.instance_id.clone(), token.lease, token.to_string());
-                    let claimed = Claimed {
-                        activity: (item, token.clone(), attempt_count),
-                        ahead: history.map(|tail| (instance_id, tail)),
-                    };
+                    let ahead = history.map(|tail| (instance_id, tail));
+                    let claimed = Claimed::new((item, token.clone(), attempt_count), ahead);
                     found
                         .granted
                         .push(Granted::new(self, Queue::Worker, lease, token, claimed));
@@ -320,31 +301,6 @@ impl Inner {
             cursors.extend(tags.into_iter().zip(sessions));
         }
         Ok(())
-    }
-}
-
-/// How an ack asks for what its callers will ask for next: for nothing, by default.
-#[derive(Default)]
-pub(crate) struct NextActivities<'a> {
-    limit: i32,
-    lock_timeout_ms: i64,
-    tags: Option<&'a [String]>,
-    unless_sessions: bool,
-}
-
-impl<'a> NextActivities<'a> {
-    pub(crate) fn of(look: &'a Look<ActivityRequest>) -> Self {
-        let request = &look.request;
-        Self {
-            limit: i32::try_from(look.sent.wanted).unwrap_or(i32::MAX),
-            lock_timeout_ms: encode::milliseconds(request.lock_timeout),
-            tags: request.tags.as_deref(),
-            unless_sessions: request.sessions == Sessions::IfAny,
-        }
-    }
-
-    pub(crate) fn parameters(&self) -> [&(dyn ToSql + Sync); 4] {
-        [&self.limit, &self.lock_timeout_ms, &self.tags, &self.unless_sessions]
     }
 }
 

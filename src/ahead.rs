@@ -3,8 +3,9 @@
 //! The runtime asks for some things in pairs: whoever got an activity reads the history of its instance, and whoever read a
 //! history asks for the custom status. The second answer comes with the first, and is kept for the caller's very next call.
 //!
-//! It is as old as the answer it came with, as if both had been asked for at once. (An activity that came with an ack was asked for a moment
-//! after it was found. Of that moment the history knows only what this process itself wrote.) The task that got the one could not hear of
+//! It is as old as the answer it came with, as if both had been asked for at once. (An activity that was looked for before its worker came
+//! back, see `next.rs`, was found up to 50 ms before it was asked for. What other processes wrote meanwhile its history does not know, unless
+//! this one has heard of it. The runtime wants to know of it how the orchestration began.) The task that got the one could not hear of
 //! anything later meanwhile, because it waited for that answer and goes on with the next call: only that task can have the other,
 //! only if neither it nor anybody else on its thread has begun or ended another call of any provider in between, and only for
 //! a moment. (What runs on a thread outside of any task counts as one task. Of several things that one task does at the same

@@ -122,6 +122,10 @@ impl Inner {
                 .whole_history(instance, Some(known), tail, Occasion::Activity)
                 .await;
         }
+        let runs_turns = self.long_poll && !self.turns.is_unused() && !self.is_leaving();
+        if runs_turns {
+            self.polled.wait(instance).await;
+        }
         let request = Arc::new(ReadRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
             known: self
@@ -134,16 +138,25 @@ impl Inner {
         let history = self
             .whole_history(instance, request.known.clone(), tail, Occasion::Read)
             .await?;
+        if runs_turns {
+            self.polled.was_read(instance, &history);
+        }
         if let Some(status) = status {
             ahead::keep(self.node, instance, Ahead::CustomStatus(status));
         }
         Ok(history)
     }
 
-    /// What this process has of a history that came along; nothing if all of it did. None if it has another by now.
+    /// What this process has of a history that came along; nothing if all of it did. None if it has another, or more of it, by now.
     fn known_ahead(&self, instance: &str, tail: &Tail) -> Option<Known> {
         match (tail.epoch?, tail.execution_id, tail.cached_event_id) {
-            (epoch, execution_id, 0) => Some(Known::nothing(epoch, execution_id)),
+            (epoch, execution_id, 0) => {
+                let newer = self
+                    .cache
+                    .get(instance)
+                    .is_some_and(|known| known.events.len() > tail.events.len());
+                (!newer).then(|| Known::nothing(epoch, execution_id))
+            }
             (epoch, execution_id, event_id) => self.cache.get_up_to(instance, epoch, execution_id, event_id, false),
         }
     }

@@ -24,6 +24,7 @@ use crate::messages::Message;
 use crate::orchestrations::TurnRequest;
 use crate::pace::{Pace, Step};
 use crate::poll::Line;
+use crate::polled::Polled;
 use crate::reason::Reason;
 use crate::schema_name::SchemaName;
 use crate::telemetry::metrics;
@@ -42,6 +43,7 @@ pub(crate) struct Inner {
     pub(crate) node: Uuid,
     pub(crate) cache: HistoryCache,
     pub(crate) pace: Pace,
+    pub(crate) polled: Polled,
     leaving: AtomicBool,
     pub(crate) turns: Line<TurnRequest>,
     pub(crate) activities: Line<ActivityRequest>,
@@ -75,6 +77,7 @@ impl Inner {
             node: Uuid::new_v4(),
             cache: HistoryCache::new(cache_bytes),
             pace: Pace::default(),
+            polled: Polled::default(),
             leaving: AtomicBool::new(false),
             turns: Line::default(),
             activities: Line::default(),
@@ -121,9 +124,14 @@ impl Inner {
     }
 
     /// Something was put into a queue, by the call `behind` if some may have looked right behind it.
+    ///
+    /// Others hear of a turn when the look for it has landed, and has left some: mostly there is nothing left to look for.
     pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
-        self.woken(queue, Reason::Enqueued, behind);
-        self.waker.tell_others(queue);
+        let is_looked_for = self.woken(queue, Reason::Enqueued, behind);
+        match queue {
+            Queue::Orchestrator if is_looked_for => self.waker.tell_others_of_leases(queue),
+            _ => self.waker.tell_others(queue),
+        }
     }
 
     /// Something was put into a queue. `look`: somebody has to look for it; otherwise whoever gets it is known, and others only have
@@ -136,8 +144,9 @@ impl Inner {
         }
     }
 
-    /// Something happened to a queue: fetches that wait for it look again. `behind`: as for [`enqueued`](Self::enqueued).
-    pub(crate) fn woken(self: &Arc<Self>, queue: Queue, reason: Reason, behind: Option<u64>) {
+    /// Something happened to a queue: fetches that wait for it look again. `behind`: as for [`enqueued`](Self::enqueued). Whether one does
+    /// so right now.
+    pub(crate) fn woken(self: &Arc<Self>, queue: Queue, reason: Reason, behind: Option<u64>) -> bool {
         match queue {
             Queue::Orchestrator => self.turns.woken(self, reason, behind),
             Queue::Worker => self.activities.woken(self, reason, behind),

@@ -1,9 +1,11 @@
 //! The leases this process holds: when each has certainly ended, by its own monotonic clock, and who will ask for more after it.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 /// How long to go on for a lease that another provider object was granted.
@@ -11,16 +13,29 @@ const UNKNOWN_LEASE: Duration = Duration::from_secs(5);
 /// Entries beyond this are swept of leases that ended long ago (tasks that died with their token).
 const SWEEP_ABOVE: usize = 1024;
 
+/// What usually takes longer than this is not waited for.
+const SHORT: Duration = Duration::from_millis(4);
+/// Nobody waits longer than this for the others.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// Of what the last one took, so much counts for what they usually take.
+const WEIGHT: u32 = 8;
+
 /// Leases by their id.
 #[derive(Default)]
 pub(crate) struct Leases {
     held: Mutex<HashMap<Uuid, Held>>,
+    /// How long the work of those who come back usually takes.
+    usual: Mutex<Duration>,
+    /// One of them has finished.
+    finished: Notify,
 }
 
 struct Held {
     end: Instant,
     /// The group of fetches its holder comes back to, if it does.
     returns_to: Option<u64>,
+    /// When such a holder began to work.
+    begun: Option<Instant>,
 }
 
 impl Leases {
@@ -33,7 +48,11 @@ impl Leases {
         if held.len() > SWEEP_ABOVE {
             held.retain(|_, held| held.end > now);
         }
-        let new = Held { end, returns_to: None };
+        let new = Held {
+            end,
+            returns_to: None,
+            begun: None,
+        };
         held.entry(lease).or_insert(new).end = end;
     }
 
@@ -41,7 +60,51 @@ impl Leases {
     pub(crate) fn returns_to(&self, lease: Uuid, group: u64) {
         if let Some(held) = self.lock().get_mut(&lease) {
             held.returns_to = Some(group);
+            held.begun = Some(Instant::now());
         }
+    }
+
+    /// Whoever holds this lease has finished its work, and is about to end it.
+    pub(crate) fn finished(&self, lease: Uuid) {
+        let begun = self.lock().get_mut(&lease).and_then(|held| held.begun.take());
+        if let Some(begun) = begun {
+            let mut usual = self.usual();
+            *usual = (*usual * (WEIGHT - 1) + begun.elapsed()) / WEIGHT;
+            drop(usual);
+            self.finished.notify_waiters();
+        }
+    }
+
+    /// Whether what those do who come back takes a moment only.
+    pub(crate) fn work_is_short(&self) -> bool {
+        *self.usual() <= SHORT
+    }
+
+    /// Waits until those have finished who are probably about to.
+    pub(crate) async fn company(&self) {
+        let since = Instant::now();
+        loop {
+            let mut finished = pin!(self.finished.notified());
+            finished.as_mut().enable();
+            if !self.expects_somebody(since, Instant::now()) {
+                return;
+            }
+            let until = tokio::time::Instant::from_std(since + PATIENCE);
+            if tokio::time::timeout_at(until, finished).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether somebody who began before `since` has probably almost finished.
+    fn expects_somebody(&self, since: Instant, now: Instant) -> bool {
+        let usual = *self.usual();
+        let is_expected = |begun: Instant| begun <= since && now < begun + usual * 2;
+        usual <= SHORT && self.lock().values().filter_map(|held| held.begun).any(is_expected)
+    }
+
+    fn usual(&self) -> MutexGuard<'_, Duration> {
+        self.usual.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The group to which most of those return who hold these leases, and how many they are.
@@ -77,7 +140,50 @@ impl Leases {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+
+    /// Three who come back, of whom one has just finished what took it so long.
+    fn three(usual: Duration) -> (Leases, [Uuid; 3]) {
+        let leases = Leases::default();
+        let ids = [(); 3].map(|()| Uuid::new_v4());
+        for id in ids {
+            leases.extended(id, Duration::from_secs(60));
+            leases.returns_to(id, 1);
+        }
+        leases.finished(ids[0]);
+        *leases.usual() = usual;
+        (leases, ids)
+    }
+
+    #[test]
+    fn those_are_waited_for_who_usually_take_a_moment() {
+        let (leases, [_, one, other]) = three(SHORT);
+        let now = Instant::now();
+        assert!(leases.work_is_short());
+        assert!(leases.expects_somebody(now, now));
+        assert!(!leases.expects_somebody(now, now + SHORT * 2), "they take longer");
+        let earlier = now.checked_sub(Duration::from_secs(1)).expect("up for a second");
+        assert!(!leases.expects_somebody(earlier, now), "they began later");
+        leases.finished(one);
+        assert!(leases.expects_somebody(now, now));
+        leases.ended(other);
+        assert!(!leases.expects_somebody(now, now), "there is nobody");
+
+        let (leases, _) = three(SHORT + Duration::from_millis(1));
+        assert!(!leases.work_is_short());
+        assert!(!leases.expects_somebody(now, Instant::now()), "they take long");
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_longer_than_until_the_others_have_finished() {
+        let (leases, [_, one, other]) = three(SHORT);
+        leases.company().await;
+        leases.finished(one);
+        leases.finished(other);
+        assert!(leases.company().now_or_never().is_some());
+    }
 
     #[test]
     fn most_of_those_who_come_back_decide() {

@@ -43,6 +43,7 @@ mod next;
 mod orchestrations;
 mod pace;
 mod poll;
+mod polled;
 mod provider;
 mod reason;
 mod schema_name;

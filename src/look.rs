@@ -27,8 +27,6 @@ pub(crate) struct Found<T> {
     pub(crate) next: Option<Duration>,
     /// Those who got nothing must ask differently.
     pub(crate) ask_anew: bool,
-    /// Something was too large to come with the answer to something else.
-    pub(crate) is_heavy: bool,
 }
 
 impl<T> Found<T> {
@@ -37,7 +35,6 @@ impl<T> Found<T> {
             granted: Vec::new(),
             next: None,
             ask_anew: false,
-            is_heavy: false,
         }
     }
 }

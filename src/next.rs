@@ -1,8 +1,10 @@
-//! What those who end something ask for next, looked for by the call that ends it.
+//! What those who end something ask for next, looked for while they end it.
 //!
 //! A worker that has acked an activity fetches the next one. When nobody of its process waits for any, there are probably some, and
-//! the call that acks looks for them as well: they are there before they are asked for, without a round trip and a transaction of
-//! their own. Only for those who wait for work when they fetch, because others may not come back; and not once a fetch that waited
+//! they are looked for beside the call that acks: they are there before they are asked for, and the ack itself is as short as it can be,
+//! as are its locks. Where activities take a moment only, twice as many are looked for, so that every other ack needs no look.
+//!
+//! Only for those who wait for work when they fetch, because others may not come back; and not once a fetch that waited
 //! was dropped, until there is another: that is how a runtime begins to shut down. Should it end all the same before something can
 //! be handed back, that can be had when its lease ends.
 
@@ -11,43 +13,29 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::Failure;
 use crate::granted::Granted;
 use crate::inner::Inner;
-use crate::look::{Found, Look};
+use crate::look::send_look;
 use crate::poll::{Line, Request};
 
 /// How long something is kept for somebody who has only to come back: then others can have it.
-pub(crate) const KEPT: Duration = Duration::from_millis(10);
+pub(crate) const KEPT: Duration = Duration::from_millis(50);
 
 impl<R: Request> Line<R> {
-    /// So many are about to come back to this group: what they will ask for, if nobody waits for that already.
-    pub(crate) fn look_next(&self, inner: &Arc<Inner>, group: u64, wanted: usize) -> Option<Look<R>> {
+    /// So many are about to come back to this group: looks for what they will ask for, if nobody does so already. `ahead`: how many items
+    /// at most.
+    pub(crate) fn look_next(&self, inner: &Arc<Inner>, group: u64, returning: usize, ahead: usize) {
         if inner.is_leaving() {
-            return None;
+            return;
         }
         let now = Instant::now();
-        let (request, sent) = {
-            let mut groups = self.lock();
-            let (request, group) = groups.iter_mut().find(|(_, known)| known.id == group)?;
-            (request.clone(), group.look_next(now, wanted)?)
-        };
+        let look = (self.lock().iter_mut())
+            .find(|(_, known)| known.id == group)
+            .and_then(|(request, group)| Some((request.clone(), group.look_next(now, returning, ahead)?)));
         // After the lock: whoever subscribes to spans is told.
-        Some(Look::new(inner, &request, sent))
-    }
-}
-
-impl<R: Request> Look<R> {
-    /// The call that looked for what comes next has been answered, some time after it looked.
-    pub(crate) fn land_next(self, mut found: Result<Found<R::Item>, Failure>) {
-        if let Ok(found) = &mut found {
-            found.next = found.next.map(|next| next.saturating_sub(self.since.elapsed()));
-            if self.is_stale() {
-                found.granted.drain(..).for_each(Granted::hand_back);
-                found.next = Some(Duration::ZERO);
-            }
+        if let Some((request, sent)) = look {
+            send_look(inner, &request, Some(sent), None);
         }
-        self.land(found);
     }
 }
 

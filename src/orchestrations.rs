@@ -195,6 +195,9 @@ impl Inner {
         if let Some(announced) = announced {
             announced.confirm();
         }
+        if ack.ends_orchestration() {
+            self.polled.has_ended(&ack.token.instance_id);
+        }
         Ok(())
     }
 

@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use crate::wake::Queue;
 
 /// This many go without waiting for more.
-const ENOUGH: usize = 8;
+pub(crate) const ENOUGH: usize = 8;
 /// A call that takes longer has met something heavy, or a slow line: then waiting costs more than it brings.
 const PATIENCE: Duration = Duration::from_millis(3);
 
 /// Where in the circle a call is.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Enqueue,
     Fetch,

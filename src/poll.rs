@@ -29,9 +29,6 @@ pub(crate) use crate::waiters::Fetch;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
 use crate::wake::Queue;
 
-/// When to look again after a look that brought less than it was for: only one that brings nothing tells how long
-/// nothing is to be expected.
-const CONFIRMATION: Duration = Duration::from_millis(5);
 /// Longer than any look is on the wire.
 const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
 /// Groups beyond this are swept of those nobody waits in.
@@ -84,19 +81,24 @@ impl<R: Request> Line<R> {
 
     /// Something happened: whoever waits looks again. What is known of the queue is out of date also for those who
     /// do not wait at this moment. `behind`: the call that caused it, if some may have a look on the wire behind it.
-    pub(crate) fn woken(&self, inner: &Arc<Inner>, reason: Reason, behind: Option<u64>) {
+    /// Whether a look went out for it.
+    pub(crate) fn woken(&self, inner: &Arc<Inner>, reason: Reason, behind: Option<u64>) -> bool {
         let now = Instant::now();
         let mut looks = Vec::new();
+        let mut is_behind = false;
         for (request, group) in self.lock().iter_mut() {
             if behind.is_some_and(|call| group.looks_behind(call)) {
+                is_behind = true;
                 continue;
             }
             group.woken = Some(reason);
             looks.extend(group.due_look(now).map(|sent| (request.clone(), sent)));
         }
+        let looks_now = is_behind || !looks.is_empty();
         for (request, sent) in looks {
             send_look(inner, &request, Some(sent), None);
         }
+        looks_now
     }
 
     /// What is on the wire will fill the queue: whoever waits and has no look on the wire looks right behind it.
@@ -109,6 +111,23 @@ impl<R: Request> Line<R> {
         for (request, sent) in looks {
             send_look(inner, &request, Some(sent), Some(connection.clone()));
         }
+    }
+
+    /// Something will be due then.
+    pub(crate) fn due_by(&self, time: Instant) {
+        for group in self.lock().values_mut() {
+            group.due_by(time);
+        }
+    }
+
+    /// Whether somebody waits.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.lock().values().any(|group| !group.waiters.is_empty())
+    }
+
+    /// Whether nobody has asked for anything lately.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.lock().is_empty()
     }
 
     /// How many wait for the same thing.
@@ -214,6 +233,13 @@ impl<R: Request> Line<R> {
         let mut unwanted = Vec::new();
         let mut keeper = None;
         let departed;
+        // Whoever looked for what this process put there: whether it left nothing to others.
+        let took_all = found
+            .as_ref()
+            .is_ok_and(|found| (1..sent.wanted).contains(&found.granted.len()));
+        if matches!(sent.reason, Reason::Enqueued | Reason::Behind) && !took_all {
+            inner.waker.tell_others(R::QUEUE);
+        }
         let look = {
             let mut groups = self.lock();
             let Some(group) = groups.get_mut(request) else {
@@ -231,10 +257,6 @@ impl<R: Request> Line<R> {
                 }
                 Ok(found) => {
                     let enough = found.granted.len() >= sent.wanted;
-                    let nothing = found.granted.is_empty();
-                    if !nothing {
-                        group.looks_apart = found.is_heavy;
-                    }
                     for granted in found.granted {
                         unwanted.extend(group.hand_out(sent.id, granted));
                     }
@@ -243,7 +265,6 @@ impl<R: Request> Line<R> {
                         _ if found.ask_anew => (Duration::ZERO, Reason::Asked),
                         // There may be more.
                         _ if enough => (Duration::ZERO, Reason::More),
-                        _ if !nothing => (CONFIRMATION, Reason::More),
                         next => match (next.unwrap_or(Duration::MAX), inner.waker.fallback()) {
                             (due, fallback) if due <= fallback => (due, Reason::Due),
                             (_, fallback) => (fallback, Reason::Fallback),
@@ -261,7 +282,6 @@ impl<R: Request> Line<R> {
                     }
                 }
                 Err(error) => {
-                    group.looks_apart |= sent.reason == Reason::Next;
                     group.quiet(sent.id, now, Reason::Failed);
                     let closed = inner.caller.is_closed();
                     group.dismiss(
@@ -344,6 +364,7 @@ impl Inner {
         request: &R,
         poll_timeout: Duration,
     ) -> Result<Fetch<R::Item>, Failure> {
+        self.polled.is_dispatcher();
         let poll_timeout = self.waits(poll_timeout);
         let now = Instant::now();
         let impatient = poll_timeout.is_zero();

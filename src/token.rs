@@ -53,6 +53,11 @@ impl fmt::Display for ActivityToken {
 }
 
 impl ActivityToken {
+    /// Where its row is, in the order in which rows are locked.
+    pub(crate) fn row(&self) -> (&str, i64, i64, i64) {
+        (&self.instance_id, self.execution_id, self.activity_id, self.id)
+    }
+
     pub(crate) fn parse(token: &str) -> Option<Self> {
         let mut parts = token.strip_prefix("activity:")?.splitn(5, ':');
         Some(Self {

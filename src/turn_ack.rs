@@ -151,9 +151,14 @@ impl TurnAck {
         })
     }
 
+    /// Whether there are no more turns after this one.
+    pub(crate) fn ends_orchestration(&self) -> bool {
+        matches!(self.status.as_deref(), Some("Completed" | "Failed"))
+    }
+
     /// Whether the execution goes on after this turn.
     pub(crate) fn goes_on(&self) -> bool {
-        !matches!(self.status.as_deref(), Some("Completed" | "Failed" | "ContinuedAsNew"))
+        !self.ends_orchestration() && self.status.as_deref() != Some("ContinuedAsNew")
     }
 
     /// The instances, other than its own, that it sends to or names as its parent.

@@ -143,13 +143,6 @@ impl TurnHandover {
     async fn granted(&self, row: &Row, handover: &Handover<TurnRequest>) -> Option<Granted<Turn>> {
         let lock_timeout = handover.request().lock_timeout();
         let instance_id: String = row.try_get::<_, Option<_>>("instance_id").ok()??;
-        if row
-            .try_get("sessions")
-            .is_ok_and(|sessions: Option<bool>| sessions.is_some())
-        {
-            // It is an activity.
-            return None;
-        }
         let lease: Uuid = row.try_get("lease").ok()?;
         if handover.is_stale() || !self.has_history(&instance_id, row).unwrap_or(false) {
             self.hand_back(handover, instance_id, lease);

@@ -17,8 +17,6 @@ use crate::reason::Reason;
 const MAX_ITEMS: usize = 64;
 /// A look that takes longer has met something heavy, or a slow line: those who wait send another.
 pub(crate) const SLOW_LOOK: Duration = Duration::from_millis(20);
-/// Who wants to look does not wait longer for one that comes with an ack, whose commit may take its time.
-const SLOW_ACK: Duration = Duration::from_millis(5);
 /// The most looks of a group on the wire.
 const MAX_LOOKS: usize = 4;
 
@@ -31,13 +29,8 @@ pub(crate) struct Group<T> {
     pub(crate) looks: usize,
     /// Handovers on the wire.
     pub(crate) handovers: usize,
-    /// Looks on the wire for those who have yet to come back, which depend on what else their calls wait for.
-    next_looks: usize,
-    /// What those brought, and when.
+    /// What looks brought for those who have yet to come back, and when.
     pub(crate) kept: VecDeque<(Granted<T>, Instant)>,
-    /// Whether there are no such looks for now: what was found last is too large to come with the answer to something else, or such an
-    /// answer did not come.
-    pub(crate) looks_apart: bool,
     /// When the last look was sent.
     sent_at: Instant,
     /// What happened, if anything, since the last look was sent.
@@ -111,9 +104,7 @@ impl<T> Group<T> {
             waiters: VecDeque::new(),
             looks: 0,
             handovers: 0,
-            next_looks: 0,
             kept: VecDeque::new(),
-            looks_apart: false,
             sent_at: now,
             woken: None,
             quiet_until: now,
@@ -149,16 +140,9 @@ impl<T> Group<T> {
         }
     }
 
-    /// Whether a look is on the wire that those who come now can wait for.
-    pub(crate) fn is_looking(&self) -> bool {
-        self.looks + self.next_looks > 0
-    }
-
     /// When those who wait can look, unless something happens.
     pub(crate) fn next_chance(&self, now: Instant) -> Instant {
-        let is_soon = self.next_looks > 0 && self.sent_at + SLOW_ACK > now;
         match self.looks {
-            0 if is_soon => self.sent_at + SLOW_ACK,
             0 => self.quiet_until,
             _ => now + SLOW_LOOK,
         }
@@ -166,7 +150,7 @@ impl<T> Group<T> {
 
     /// Whether nobody would miss it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiters.is_empty() && self.kept.is_empty() && !self.is_looking() && self.handovers == 0
+        self.waiters.is_empty() && self.kept.is_empty() && self.looks == 0 && self.handovers == 0
     }
 
     /// If those who wait need a look beside those on the wire, counts it as sent.
@@ -181,8 +165,7 @@ impl<T> Group<T> {
         let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
         let is_new = news.peek().is_some();
         let is_impatient = news.any(|waiter| waiter.impatient);
-        let is_free = self.looks == 0 && (self.next_looks == 0 || is_impatient || self.sent_at + SLOW_ACK <= now);
-        let may_look = is_free || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
+        let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
         if !may_look || !is_new || !(self.woken.is_some() || self.quiet_until <= now || is_impatient) {
             return None;
         }
@@ -197,22 +180,22 @@ impl<T> Group<T> {
         Some(self.send(MAX_ITEMS, reason))
     }
 
-    /// If something may be found that nobody waits for, counts a look as sent, for so many who will come back.
-    pub(crate) fn look_next(&mut self, now: Instant, wanted: usize) -> Option<Sent> {
+    /// If something may be found that nobody waits for, counts a look as sent. `returning`: how many will come back soon. `ahead`: how many
+    /// items they can use until the next such look.
+    pub(crate) fn look_next(&mut self, now: Instant, returning: usize, ahead: usize) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
-        if self.looks_apart || !self.waiters.is_empty() || (self.woken.is_none() && self.quiet_until > now) {
+        let is_provided_for = self.kept.len() >= returning || self.looks > 0 || !self.waiters.is_empty();
+        if is_provided_for || (self.woken.is_none() && self.quiet_until > now) {
             return None;
         }
-        self.next_looks += 1;
+        self.looks += 1;
         self.sent_at = now;
-        let sent = self.send(0, Reason::Next);
-        if let Some(reason) = self.woken.take() {
-            // Until it lands, which may take its time, this is news to others, and older looks know nothing of it.
-            self.quiet_until = now;
-            self.quiet_reason = reason;
-            self.newest_word = sent.id;
-        }
-        Some(Sent { wanted, ..sent })
+        self.woken = None;
+        let wanted = ahead.min(MAX_ITEMS) - self.kept.len();
+        Some(Sent {
+            wanted,
+            ..self.send(0, Reason::Next)
+        })
     }
 
     /// What is kept since then, or longer.
@@ -264,7 +247,7 @@ impl<T> Group<T> {
 
     /// If those who wait have no look on the wire, counts one as sent, behind `call`.
     pub(crate) fn look_behind(&mut self, now: Instant, call: u64) -> Option<Sent> {
-        if self.is_looking() {
+        if self.looks > 0 {
             return None;
         }
         let was_woken = self.woken.replace(Reason::Behind);
@@ -298,7 +281,6 @@ impl<T> Group<T> {
     pub(crate) fn landed(&mut self, sent: &Sent) -> usize {
         match sent.reason {
             Reason::Handed => self.handovers -= 1,
-            Reason::Next => self.next_looks -= 1,
             _ => self.looks -= 1,
         }
         self.behind.take_if(|behind| behind.look == sent.id);
@@ -381,20 +363,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_look_that_comes_with_an_ack_hides_nothing() {
+    async fn a_look_for_those_who_come_back_is_made_when_it_may_find_something_that_they_lack() {
         let now = Instant::now();
         let mut group = Group::<()>::new(now);
         group.quiet(1, now + Duration::from_secs(60), Reason::Fallback);
-        assert!(group.look_next(now, 2).is_none(), "there is nothing to be found");
-        group.next_id = 5;
+        assert!(group.look_next(now, 2, 4).is_none(), "there is nothing to be found");
         group.woken = Some(Reason::Notified);
-        let next = group.look_next(now, 2).expect("there is something");
-        assert_eq!((next.wanted, next.reason, group.looks), (2, Reason::Next, 0));
-        // One that was sent before knows nothing of it.
-        group.quiet(5, now + Duration::from_secs(60), Reason::Fallback);
-        assert_eq!(group.quiet_until, now);
+        let next = group.look_next(now, 2, 4).expect("there is something");
+        assert_eq!((next.wanted, next.reason, group.looks), (4, Reason::Next, 1));
+        assert!(group.look_next(now, 2, 4).is_none(), "it is on its way");
 
-        let (answer, _receiver) = oneshot::channel();
+        let (answer, receiver) = oneshot::channel();
         let patient = Waiter {
             id: 7,
             span: Span::none(),
@@ -404,9 +383,11 @@ mod tests {
         };
         group.waiters.push_back(patient);
         assert!(group.due_look(now).is_none(), "it is on its way");
-        assert_eq!(group.next_chance(now), now + SLOW_ACK);
-        assert!(group.look_next(now, 2).is_none(), "somebody waits");
-        assert!(group.due_look(now + SLOW_ACK).is_some(), "it takes its time");
+        group.landed(&next);
+        group.woken = Some(Reason::Enqueued);
+        assert!(group.look_next(now, 2, 4).is_none(), "somebody waits");
+        drop(receiver);
+        assert!(group.look_next(now, 2, 4).is_some());
     }
 
     #[tokio::test]

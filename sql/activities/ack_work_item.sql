@@ -2,13 +2,11 @@
 -- transaction. The first row tells for each whether it was done: false when it was cancelled, has expired or was taken over;
 -- and how many of the instances that are due now somebody should look for, those claimed here included.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances that it completes activities of are claimed as well, if that can
--- be had at once and they have no other activities; the rows after the first are theirs, as of fetch_orchestration_item. The other p_turn_…,
+-- be had at once and they have no other activities; the other rows are theirs, as of fetch_orchestration_item. The other p_turn_…,
 -- p_min_version, p_max_version and p_node: for claim_turns.
--- p_next_limit: how many activities those who finished these will ask for next, with p_next_lock_timeout_ms, p_next_tags and
--- p_next_unless_sessions. The last rows, in which sessions is not NULL, are what fetch_work_item says to that. None if
--- the ack took long.
--- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns
--- and the rows of the next activities.
+-- p_rest_ms: how long an instance rests that has other activities, unless the last of them ends before. resting, in the first row, is how
+-- many do: those need nobody to look for them now.
+-- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns.
 -- Raises DX007.
 create or replace function ack_work_item(
     p_instance_ids            text[],
@@ -25,10 +23,7 @@ create or replace function ack_work_item(
     p_min_version             bigint  default 0,
     p_max_version             bigint  default 0,
     p_node                    uuid    default null,
-    p_next_limit              integer default 0,
-    p_next_lock_timeout_ms    bigint  default 0,
-    p_next_tags               text[]  default null,
-    p_next_unless_sessions    boolean default false
+    p_rest_ms                 bigint  default 0
 ) returns table (
     done                  boolean[],
     to_look_for           integer,
@@ -45,21 +40,22 @@ create or replace function ack_work_item(
     kv_keys               text[],
     kv_values             text[],
     kv_updated_at_ms      bigint[],
-    activity_id           bigint,
-    id                    bigint,
-    work_item             text,
-    history_execution_id  bigint,
-    sessions              boolean,
-    next_ms               bigint
+    resting               integer
 )
 language plpgsql
 as $$
 #variable_conflict use_column
 declare
-    c_soon     constant interval := interval '250 ms';
+    -- Up to here several small statements for each cost less than starting large ones.
+    c_few      constant integer := 6;
     v_now      timestamptz;
-    v_targets  constant text[] := array_remove(p_completion_instance_ids, null);
+    v_target   text;
+    v_targets  text[] := '{}'::text[];
+    v_times    timestamptz[] := '{}'::timestamptz[];
     v_due      text[] := '{}'::text[];
+    v_resting  text[] := '{}'::text[];
+    v_few      boolean := cardinality(p_ids) <= c_few;
+    v_own      boolean;
     v_done     bigint[];
     v_sessions text[];
     v_session  text;
@@ -68,40 +64,69 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
     end if;
+    v_now := clock_timestamp();
+    -- Those of one instance come one after the other.
+    for v_position in 1 .. cardinality(p_ids) loop
+        v_few := v_few and (v_position = 1
+                            or (p_instance_ids[v_position - 1] collate "C", p_execution_ids[v_position - 1],
+                                p_activity_ids[v_position - 1], p_ids[v_position - 1])
+                               < (p_instance_ids[v_position], p_execution_ids[v_position],
+                                  p_activity_ids[v_position], p_ids[v_position]));
+        if p_completion_instance_ids[v_position] is distinct from v_target then
+            v_target := p_completion_instance_ids[v_position];
+            if v_target is not null then
+                v_targets := v_targets || v_target;
+                if p_rest_ms > 0
+                   and exists (select from worker_queue as w
+                                where w.instance_id = v_target
+                                  and w.id <> all (p_ids)) then
+                    v_resting := v_resting || v_target;
+                    v_times := v_times || (v_now + p_rest_ms * interval '1 ms');
+                else
+                    v_times := v_times || v_now;
+                end if;
+            end if;
+        end if;
+    end loop;
     if v_targets <> '{}' then
         -- Before it is known which of them count, for the sake of the lock order. Waking an instance for
         -- nothing costs one look at it.
-        v_due := wake_mailboxes(v_targets, array_fill(clock_timestamp(), array[cardinality(v_targets)]),
-                                mark_in_flight(v_targets), p_node);
+        v_due := wake_mailboxes(v_targets, v_times, mark_in_flight(v_targets), p_node);
+        if v_resting <> '{}' then
+            v_due := array(select d.instance_id from unnest(v_due) as d (instance_id) where d.instance_id <> all (v_resting));
+        end if;
     end if;
 
     -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
-    if cardinality(p_ids) = 1 then
-        -- A lone one, in small statements.
-        select w.lease, w.available_at, w.session_id
-          into v_row
-          from worker_queue as w
-         where w.instance_id = p_instance_ids[1]
-           and w.execution_id = p_execution_ids[1]
-           and w.activity_id = p_activity_ids[1]
-           and w.id = p_ids[1]
-           for update;
-        v_now := clock_timestamp();
-        done := array[coalesce(v_row.lease = p_leases[1] and v_row.available_at > v_now, false)];
-        if done[1] then
+    if v_few then
+        -- In the order of their keys.
+        done := '{}'::boolean[];
+        for v_position in 1 .. cardinality(p_ids) loop
+            select w.lease, w.available_at, w.session_id
+              into v_row
+              from worker_queue as w
+             where w.instance_id = p_instance_ids[v_position]
+               and w.execution_id = p_execution_ids[v_position]
+               and w.activity_id = p_activity_ids[v_position]
+               and w.id = p_ids[v_position]
+               for update;
+            v_now := clock_timestamp();
+            v_own := coalesce(v_row.lease = p_leases[v_position] and v_row.available_at > v_now, false);
+            done := done || v_own;
+            continue when not v_own;
             delete from worker_queue as w
-             where w.instance_id = p_instance_ids[1]
-               and w.execution_id = p_execution_ids[1]
-               and w.activity_id = p_activity_ids[1]
-               and w.id = p_ids[1];
-            if v_targets <> '{}' then
+             where w.instance_id = p_instance_ids[v_position]
+               and w.execution_id = p_execution_ids[v_position]
+               and w.activity_id = p_activity_ids[v_position]
+               and w.id = p_ids[v_position];
+            if p_completion_instance_ids[v_position] is not null then
                 insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-                values (v_targets[1], v_now, 'm', p_completions[1]);
+                values (p_completion_instance_ids[v_position], v_now, 'm', p_completions[v_position]);
             end if;
             if v_row.session_id <> '' then
-                perform touch_session(v_row.session_id, v_now);
+                v_sessions := v_sessions || v_row.session_id;
             end if;
-        end if;
+        end loop;
     else
         select array_agg(w.position), array_agg(w.session_id) filter (where w.session_id <> '')
           into v_done, v_sessions
@@ -135,22 +160,24 @@ begin
          where t.position = any (v_done)
            and t.instance_id is not null;
 
-        if v_sessions is not null then
-            for v_session in select distinct s.id collate "C" from unnest(v_sessions) as s (id) order by 1 loop
-                perform touch_session(v_session, v_now);
-            end loop;
-        end if;
         done := case when cardinality(v_done) = cardinality(p_ids)
                      then array_fill(true, array[cardinality(p_ids)])
                      else array(select t.position = any (coalesce(v_done, '{}'))
                                   from generate_series(1, cardinality(p_ids)) as t (position)) end;
     end if;
+    if v_sessions is not null then
+        for v_session in select distinct s.id collate "C" from unnest(v_sessions) as s (id) order by 1 loop
+            perform touch_session(v_session, v_now);
+        end loop;
+    end if;
 
     to_look_for := cardinality(v_due);
+    resting := cardinality(v_resting);
     return next;
     done := null;
     to_look_for := null;
-    if p_turn_limit > 0 and v_due <> '{}' then
+    resting := null;
+    if p_turn_limit > 0 and p_rest_ms = 0 and v_due <> '{}' then
         -- Instances with other activities under way are left to a look, which brings what ends at about the same time together.
         v_due := array(select d.instance_id
                          from unnest(v_due) as d (instance_id)
@@ -162,24 +189,6 @@ begin
             select t.*
               from claim_turns(p_turn_instance_ids, v_due, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms,
                                p_min_version, p_max_version, p_node) as t
-        loop
-            return next;
-        end loop;
-        orchestration_name := null;
-        orchestration_version := null;
-        messages := null;
-        kv_keys := null;
-        kv_values := null;
-        kv_updated_at_ms := null;
-    end if;
-    -- Later, whoever called may have given up, and what nobody hears of must not be claimed.
-    if p_next_limit > 0 and clock_timestamp() < statement_timestamp() + c_soon then
-        for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item,
-            history_epoch, history_execution_id, cached_event_id, history, sessions, next_ms in
-            select f.instance_id, f.execution_id, f.activity_id, f.id, f.lease, f.attempt_count, f.work_item,
-                   f.history_epoch, f.history_execution_id, f.cached_event_id, f.history, f.sessions, f.next_ms
-              from fetch_work_item(p_next_lock_timeout_ms, p_next_tags, null, 0, p_next_unless_sessions, '{}', '{}',
-                                   p_next_limit, p_node, false) as f
         loop
             return next;
         end loop;

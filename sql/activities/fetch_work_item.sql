@@ -6,7 +6,7 @@
 --   lease not NULL  a claimed activity; load_error says that it could not be read
 --                   history_epoch, history_execution_id, cached_event_id, history: as of history_along, for p_node, the
 --                   process. Whoever executes an activity reads it next
---   lease NULL      the last row, only when nothing was claimed: next_ms until it is worth asking again, NULL if unknown
+--   lease NULL      the last row, only when less was claimed than asked for: next_ms until it is worth asking again, NULL if unknown
 -- p_with_care: as for fetch_orchestration_item.
 -- Locks: worker rows, SKIP LOCKED, one after the other; then tries the session. Never waits. Raises DX007.
 create or replace function fetch_work_item(
@@ -70,10 +70,8 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
     end if;
-    -- A lease is not data. What else this transaction has written may be.
-    if pg_current_xact_id_if_assigned() is null then
-        if set_config('synchronous_commit', 'off', true) is null then null; end if;
-    end if;
+    -- A lease is not data: a server crash that loses it only means redelivery.
+    if set_config('synchronous_commit', 'off', true) is null then null; end if;
     v_tags := p_tags;
     if v_tags is null then
         v_tags := array(select t.tag from worker_tags() as t);
@@ -193,7 +191,7 @@ begin
                     )
                     select c.*, a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
                       from claimed as c
-                     cross join lateral history_along(c.instance_id, p_node) as a
+                      left join lateral history_along(c.instance_id, p_node) as a on true
                 loop
                     v_claimed := v_claimed + 1;
                     return next;
@@ -302,7 +300,7 @@ begin
         end if;
     end loop;
 
-    if v_claimed = 0 then
+    if v_claimed < p_limit then
         select min(h.available_at)
           into v_next
           from unnest(v_tags) as t (tag)
@@ -322,6 +320,8 @@ begin
             v_next := least(v_next, v_now + c_session_recheck);
         end if;
         lease := null;
+        work_item := null;
+        history := null;
         next_ms := ms_between(v_now, v_next);
         return next;
     end if;

@@ -7,6 +7,8 @@ language plpgsql
 as $$
 declare
     c_max_marks constant integer := 256;
+    v_one       integer;
+    v_other     integer;
 begin
     if cardinality(p_instance_ids) > c_max_marks then
         return false;
@@ -14,6 +16,13 @@ begin
     if cardinality(p_instance_ids) = 1 then
         -- The usual case, without a query.
         if pg_advisory_xact_lock_shared(schema_key(), mailbox_key(p_instance_ids[1])) is null then null; end if;
+        return true;
+    end if;
+    if cardinality(p_instance_ids) = 2 then
+        v_one := mailbox_key(p_instance_ids[1]);
+        v_other := mailbox_key(p_instance_ids[2]);
+        if pg_advisory_xact_lock_shared(schema_key(), least(v_one, v_other)) is null then null; end if;
+        if pg_advisory_xact_lock_shared(schema_key(), greatest(v_one, v_other)) is null then null; end if;
         return true;
     end if;
     perform pg_advisory_xact_lock_shared(schema_key(), k.key)

@@ -14,27 +14,44 @@ create or replace function wake_mailboxes(
 language plpgsql
 as $$
 declare
+    -- Up to here two small statements for each cost less than starting large ones.
+    c_few    constant integer := 4;
+    v_few    boolean := cardinality(p_instance_ids) <= c_few;
+    v_due    text[] := '{}'::text[];
     v_leased boolean;
 begin
-    if cardinality(p_instance_ids) = 1 then
-        -- The usual case, in two small statements.
-        if p_marked then
-            select b.lease is not null and b.cached_by = p_node and b.available_at > clock_timestamp()
-              into v_leased
-              from mailboxes as b
-             where b.instance_id = p_instance_ids[1]
-               and (b.lease is not null or b.available_at <= p_visible_at[1]);
-            if found then
-                return case when v_leased then '{}' else p_instance_ids end;
+    if p_instance_ids is null then
+        return v_due;
+    end if;
+    for v_position in 2 .. cardinality(p_instance_ids) loop
+        exit when not v_few;
+        v_few := p_instance_ids[v_position - 1] < p_instance_ids[v_position] collate "C";
+    end loop;
+    if v_few then
+        -- The usual case: in the order of their ids.
+        for v_position in 1 .. cardinality(p_instance_ids) loop
+            if p_marked then
+                select b.lease is not null and b.cached_by = p_node and b.available_at > clock_timestamp()
+                  into v_leased
+                  from mailboxes as b
+                 where b.instance_id = p_instance_ids[v_position]
+                   and (b.lease is not null or b.available_at <= p_visible_at[v_position]);
+                if found then
+                    if v_leased is not true then
+                        v_due := v_due || p_instance_ids[v_position];
+                    end if;
+                    continue;
+                end if;
             end if;
-        end if;
-        insert into mailboxes as m (instance_id, available_at)
-        values (p_instance_ids[1], p_visible_at[1])
-            on conflict (instance_id) do update
-           set available_at = excluded.available_at
-         where m.lease is null
-           and m.available_at > excluded.available_at;
-        return p_instance_ids;
+            insert into mailboxes as m (instance_id, available_at)
+            values (p_instance_ids[v_position], p_visible_at[v_position])
+                on conflict (instance_id) do update
+               set available_at = excluded.available_at
+             where m.lease is null
+               and m.available_at > excluded.available_at;
+            v_due := v_due || p_instance_ids[v_position];
+        end loop;
+        return v_due;
     end if;
     insert into mailboxes as m (instance_id, available_at)
     select t.instance_id, t.visible_at

@@ -3,7 +3,7 @@
 -- p_node: the process that asks. Of a history it has in memory (mailboxes.cached_by) only later events are returned.
 --   lease not NULL              a claimed turn; load_error says that its messages, history or values could not be read
 --   lease NULL, instance_id set messages were dropped: they were for an instance that was never started
---   both NULL, last row         only when nothing was claimed: next_ms until it is worth asking again, NULL if unknown
+--   both NULL, last row         only when less was claimed than asked for: next_ms until it is worth asking again, NULL if unknown
 -- p_with_care: one by one, so that something unreadable becomes the load_error of its own instance. Without it that is an
 -- error of the call, which should then be repeated with care: a handler for it here would cost every call a
 -- subtransaction, and every mailbox a multixact.
@@ -247,7 +247,7 @@ begin
         exit when cardinality(v_boxes) < v_wanted;
     end loop;
 
-    if v_claimed = 0 then
+    if v_claimed < p_limit then
         v_now := clock_timestamp();
         -- What is due but locked is being worked on; it is worth another look soon, not now.
         select min(case when h.available_at <= v_now then v_now + interval '25 ms' else h.available_at end)
@@ -255,6 +255,10 @@ begin
           from mailbox_heads(p_min_version, p_max_version) as h;
         instance_id := null;
         lease := null;
+        messages := null;
+        history := null;
+        kv_keys := null;
+        kv_values := null;
         next_ms := ms_between(v_now, v_next);
         return next;
     end if;

@@ -3,6 +3,8 @@
 mod coming_back;
 mod following;
 mod handing_over;
+mod polling;
+mod resting;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -340,10 +340,9 @@ async fn a_history_that_cannot_be_read_does_not_keep_an_activity() {
 async fn a_block_that_cannot_be_read_does_not_keep_activities() {
     let (world, near, _far) = two_processes().await;
     begin(&*near.provider, []).await;
-    let signature = "p_instance_id text, p_node uuid, out history_epoch bigint, out history_execution_id bigint, \
-                     out cached_event_id bigint, out history text[]";
+    let columns = "history_epoch bigint, history_execution_id bigint, cached_event_id bigint, history text[]";
     let broken = format!(
-        "create or replace function history_along({signature}) language plpgsql stable as \
+        "create or replace function history_along(p_instance_id text, p_node uuid) returns table ({columns}) language plpgsql stable as \
          $$ begin raise exception 'could not read block 7' using errcode = 'io_error'; end $$"
     );
     world.admin.batch_execute(&broken).await.expect("broken");

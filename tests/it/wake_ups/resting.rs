@@ -1,0 +1,105 @@
+//! An instance whose other activities probably end soon rests: one turn does for all of them.
+
+use std::sync::Arc;
+
+use duroxide::providers::{Provider, TagFilter};
+
+use super::{PATIENT, Queue, SOON, WOKEN, Waiting};
+use crate::batching::{FETCH_TURNS, World, begin};
+use crate::fixtures::{LOCK, NOW, activity, completed, create};
+
+const INSTANCE: &str = "i";
+
+/// An instance that waits for two activities, and their tokens.
+async fn two_activities(world: &World) -> [String; 2] {
+    create(&*world.provider, INSTANCE).await;
+    for id in [1, 2] {
+        let sent = world.provider.enqueue_for_worker(activity(INSTANCE, id)).await;
+        sent.expect("enqueue");
+    }
+    let fetch = || async {
+        let fetched = world.provider.fetch_work_item(LOCK, NOW, None, &TagFilter::DefaultOnly);
+        fetched.await.expect("fetch").expect("an activity").1
+    };
+    [fetch().await, fetch().await]
+}
+
+/// How many seconds it takes until the instance is due.
+async fn due_in(world: &World) -> i64 {
+    let due = "select ceil(extract(epoch from available_at - clock_timestamp()))::bigint from mailboxes \
+                where instance_id = $1 and lease is null";
+    world.number(due, &[&INSTANCE]).await
+}
+
+/// Acks the first of those that are left, in the terms of the function: how many are to be looked for, and how many rest.
+async fn ack_one(world: &World) -> (i32, i32) {
+    let ack = "select a.to_look_for, a.resting \
+                 from (select w.* from worker_queue as w order by w.id limit 1) as w \
+                cross join lateral ack_work_item(array[w.instance_id], array[w.execution_id], array[w.activity_id], array[w.id], \
+                                                 array[w.lease], array[w.instance_id], array['{}'], p_rest_ms => 60000) as a";
+    let row = world.admin.query_one(ack, &[]).await.expect("ack");
+    (row.get(0), row.get(1))
+}
+
+#[tokio::test]
+async fn an_instance_rests_until_its_last_activity_has_ended() {
+    let world = World::new().await;
+    two_activities(&world).await;
+    assert_eq!(ack_one(&world).await, (0, 1));
+    assert_eq!(due_in(&world).await, 60);
+    assert_eq!(ack_one(&world).await, (1, 0));
+    assert!(due_in(&world).await <= 0);
+}
+
+/// What comes from elsewhere does not wait for it.
+#[tokio::test]
+async fn an_instance_that_rests_is_woken_by_any_message() {
+    let world = World::new().await;
+    two_activities(&world).await;
+    assert_eq!(ack_one(&world).await, (0, 1));
+    Queue::Turns.enqueue(&world.provider, INSTANCE).await;
+    assert!(due_in(&world).await <= 0);
+}
+
+#[tokio::test]
+async fn nothing_rests_where_nobody_waits_for_turns() {
+    let world = World::new().await;
+    let [one, _] = two_activities(&world).await;
+    let acked = world.provider.ack_work_item(&one, Some(completed(INSTANCE, 1))).await;
+    acked.expect("ack");
+    let late = "select count(*) from mailboxes as m join orchestrator_queue as q using (instance_id) where m.available_at > q.visible_at";
+    assert_eq!(world.number(late, &[]).await, 0);
+}
+
+/// The other activity takes its time.
+#[tokio::test]
+async fn whoever_waits_has_what_rested_when_it_is_due() {
+    let world = World::new().await;
+    let [one, _] = two_activities(&world).await;
+    world.settle().await;
+    let waiting = Waiting::begin(&world.provider, Queue::Turns).await;
+    let before = world.proxy.calls_of(FETCH_TURNS);
+    let acked = world.provider.ack_work_item(&one, Some(completed(INSTANCE, 1))).await;
+    acked.expect("ack");
+    let rested = "select count(*) from orchestrator_queue as q join mailboxes as m using (instance_id) \
+                   where m.lease is not null or m.available_at > q.visible_at";
+    assert_eq!(world.number(rested, &[]).await, 1);
+    assert_eq!(waiting.gets(WOKEN).await, (INSTANCE.to_string(), 1));
+    assert!(world.proxy.calls_of(FETCH_TURNS) > before, "it was handed over at once");
+}
+
+/// Those of another process hear of it as well, though this one waits for it.
+#[tokio::test]
+async fn what_rests_is_not_kept_from_others() {
+    let world = World::new().await;
+    let (other, _proxy) = world.another_process().await;
+    let [one, _] = two_activities(&world).await;
+    let provider = Arc::clone(&world.provider);
+    let mut waits_here = Box::pin(async move { provider.fetch_orchestration_item(LOCK, PATIENT, None).await });
+    assert!(begin(waits_here.as_mut()).await.is_pending());
+    let waits_there = Waiting::begin(&other, Queue::Turns).await;
+    let acked = world.provider.ack_work_item(&one, Some(completed(INSTANCE, 1))).await;
+    acked.expect("ack");
+    drop(waits_here);
+    assert_eq!(waits_there.gets(SOON).await, (INSTANCE.to_string(), 1));
+}
