@@ -124,7 +124,7 @@ impl Inner {
         }
         let runs_turns = self.long_poll && !self.turns.is_unused() && !self.is_leaving();
         if runs_turns {
-            self.polled.wait(instance).await;
+            self.polled.wait(instance, self.waker.has_company()).await;
         }
         let request = Arc::new(ReadRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),

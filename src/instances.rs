@@ -134,6 +134,7 @@ impl Inner {
         last_seen_version: u64,
     ) -> Result<Option<CustomStatus>, Failure> {
         const OPERATION: &str = "get_custom_status";
+        self.polled.asks_for_status(instance);
         if let Some(Ahead::CustomStatus(status)) = ahead::take(self.node, instance) {
             return Ok(status.filter(|(_, version)| *version > last_seen_version));
         }

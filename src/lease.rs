@@ -24,8 +24,8 @@ const WEIGHT: u32 = 8;
 #[derive(Default)]
 pub(crate) struct Leases {
     held: Mutex<HashMap<Uuid, Held>>,
-    /// How long the work of those who come back usually takes.
-    usual: Mutex<Duration>,
+    /// How long the work of those who come back usually takes, as far as is known.
+    usual: Mutex<Option<Duration>>,
     /// One of them has finished.
     finished: Notify,
 }
@@ -69,7 +69,8 @@ impl Leases {
         let begun = self.lock().get_mut(&lease).and_then(|held| held.begun.take());
         if let Some(begun) = begun {
             let mut usual = self.usual();
-            *usual = (*usual * (WEIGHT - 1) + begun.elapsed()) / WEIGHT;
+            let took = begun.elapsed();
+            *usual = Some(usual.map_or(took, |usual| (usual * (WEIGHT - 1) + took) / WEIGHT));
             drop(usual);
             self.finished.notify_waiters();
         }
@@ -77,7 +78,7 @@ impl Leases {
 
     /// Whether what those do who come back takes a moment only.
     pub(crate) fn work_is_short(&self) -> bool {
-        *self.usual() <= SHORT
+        self.usual().is_some_and(|usual| usual <= SHORT)
     }
 
     /// Waits until those have finished who are probably about to.
@@ -98,12 +99,14 @@ impl Leases {
 
     /// Whether somebody who began before `since` has probably almost finished.
     fn expects_somebody(&self, since: Instant, now: Instant) -> bool {
-        let usual = *self.usual();
+        let Some(usual) = self.usual().filter(|usual| *usual <= SHORT) else {
+            return false;
+        };
         let is_expected = |begun: Instant| begun <= since && now < begun + usual * 2;
-        usual <= SHORT && self.lock().values().filter_map(|held| held.begun).any(is_expected)
+        self.lock().values().filter_map(|held| held.begun).any(is_expected)
     }
 
-    fn usual(&self) -> MutexGuard<'_, Duration> {
+    fn usual(&self) -> MutexGuard<'_, Option<Duration>> {
         self.usual.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,7 +156,7 @@ mod tests {
             leases.returns_to(id, 1);
         }
         leases.finished(ids[0]);
-        *leases.usual() = usual;
+        *leases.usual() = Some(usual);
         (leases, ids)
     }
 
@@ -162,6 +165,7 @@ mod tests {
         let (leases, [_, one, other]) = three(SHORT);
         let now = Instant::now();
         assert!(leases.work_is_short());
+        assert!(!Leases::default().work_is_short(), "nothing is known of it");
         assert!(leases.expects_somebody(now, now));
         assert!(!leases.expects_somebody(now, now + SHORT * 2), "they take longer");
         let earlier = now.checked_sub(Duration::from_secs(1)).expect("up for a second");

@@ -23,17 +23,18 @@ const STALE: Duration = Duration::from_secs(1);
 /// What one look at a queue brought.
 pub(crate) struct Found<T> {
     pub(crate) granted: Vec<Granted<T>>,
-    /// When another look is worth it, if known. Only counts when less was granted than asked for.
+    /// When another look is worth it, if ever. Only counts when less was granted than asked for.
     pub(crate) next: Option<Duration>,
     /// Those who got nothing must ask differently.
     pub(crate) ask_anew: bool,
 }
 
 impl<T> Found<T> {
+    /// Nothing, and no word of when there will be something: there may be more at once.
     pub(crate) fn nothing() -> Self {
         Self {
             granted: Vec::new(),
-            next: None,
+            next: Some(Duration::ZERO),
             ask_anew: false,
         }
     }

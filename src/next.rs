@@ -6,7 +6,7 @@
 //!
 //! Only for those who wait for work when they fetch, because others may not come back; and not once a fetch that waited
 //! was dropped, until there is another: that is how a runtime begins to shut down. Should it end all the same before something can
-//! be handed back, that can be had when its lease ends.
+//! be handed back (two for each worker at most), that can be had when its lease ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,13 @@ use crate::inner::Inner;
 use crate::look::send_look;
 use crate::poll::{Line, Request};
 
-/// How long something is kept for somebody who has only to come back: then others can have it.
-pub(crate) const KEPT: Duration = Duration::from_millis(50);
+/// The longest time for which something is kept for somebody who has only to come back.
+const KEPT: Duration = Duration::from_millis(50);
+
+/// How long something is kept for somebody who has only to come back: then others can have it. Whoever gets it has most of the lease.
+pub(crate) fn kept_for<R: Request>(request: &R) -> Duration {
+    KEPT.min(request.lock_timeout() / 4)
+}
 
 impl<R: Request> Line<R> {
     /// So many are about to come back to this group: looks for what they will ask for, if nobody does so already. `ahead`: how many items
@@ -50,7 +55,7 @@ pub(crate) struct Keeper<R: Request> {
 impl<R: Request> Keeper<R> {
     pub(crate) fn spawn(self) {
         tokio::spawn(async move {
-            tokio::time::sleep_until(self.since + KEPT).await;
+            tokio::time::sleep_until(self.since + kept_for(&self.request)).await;
             drop(self);
         });
     }

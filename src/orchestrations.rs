@@ -115,6 +115,7 @@ impl Inner {
             )
             .await?;
         let mut found = Found::nothing();
+        let mut is_unavailable = false;
         for row in rows {
             match self
                 .decode_turn(&row)
@@ -131,7 +132,7 @@ impl Inner {
                 // By being dropped it is handed back, and the attempt does not count.
                 Fetched::Unavailable { lease, token } => {
                     drop(Granted::new(self, Queue::Orchestrator, lease, token, ()));
-                    found.next = Some(UNAVAILABLE);
+                    is_unavailable = true;
                 }
                 Fetched::Dropped { instance_id, count } => warn!(
                     instance = instance_id,
@@ -139,6 +140,9 @@ impl Inner {
                 ),
                 Fetched::Nothing { next } => found.next = next,
             }
+        }
+        if is_unavailable {
+            found.next = Some(found.next.map_or(UNAVAILABLE, |next| next.min(UNAVAILABLE)));
         }
         Ok(found)
     }

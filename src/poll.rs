@@ -22,7 +22,7 @@ use crate::error::Failure;
 use crate::granted::Granted;
 use crate::inner::Inner;
 use crate::look::{Found, make_look, send_look};
-use crate::next::{KEPT, Keeper};
+use crate::next::{Keeper, kept_for};
 use crate::pace::Step;
 use crate::reason::Reason;
 pub(crate) use crate::waiters::Fetch;
@@ -52,7 +52,7 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
     /// How long what it gets is leased.
     fn lock_timeout(&self) -> Duration;
 
-    /// Whether the call that ends what somebody got can look for the next on the same terms.
+    /// Whether somebody who ends what it got will ask for the next on the same terms.
     fn is_repeated(&self, _inner: &Inner) -> bool {
         false
     }
@@ -120,9 +120,10 @@ impl<R: Request> Line<R> {
         }
     }
 
-    /// Whether somebody waits.
+    /// Whether somebody waits for work.
     pub(crate) fn has_waiters(&self) -> bool {
-        self.lock().values().any(|group| !group.waiters.is_empty())
+        let waits = |group: &Group<R::Item>| group.waiters.iter().any(|waiter| !waiter.impatient);
+        self.lock().values().any(waits)
     }
 
     /// Whether nobody has asked for anything lately.
@@ -148,7 +149,7 @@ impl<R: Request> Line<R> {
             let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
             group.next_id += 1;
             let id = group.next_id;
-            let too_old = group.take_kept_before(now - KEPT);
+            let too_old = group.take_kept_before(now - kept_for(request));
             // A closed provider gives nothing away that it could not take back.
             let kept = (!inner.caller.is_closed()).then(|| group.kept.pop_front()).flatten();
             match kept {
@@ -237,7 +238,8 @@ impl<R: Request> Line<R> {
         let took_all = found
             .as_ref()
             .is_ok_and(|found| (1..sent.wanted).contains(&found.granted.len()));
-        if matches!(sent.reason, Reason::Enqueued | Reason::Behind) && !took_all {
+        let is_for_others = R::QUEUE == Queue::Orchestrator && matches!(sent.reason, Reason::Enqueued | Reason::Behind);
+        if is_for_others && !took_all {
             inner.waker.tell_others(R::QUEUE);
         }
         let look = {

@@ -3,8 +3,8 @@
 //! `Client::wait_for_orchestration` reads a history twice in a row, and then again and again with growing pauses, until it has
 //! ended. Most end in the very process that waits for them. So a read that is one of such a series waits until that happens, or for
 //! about as long as the series lasts already, and asks the database only then: its answer is as fresh as any, and whoever waits
-//! hears of the end at once, by a few reads instead of a dozen. Orchestrations that end elsewhere are found about as soon as by the growing
-//! pauses alone. In a process that runs no turns nothing is waited for.
+//! hears of the end at once, by a few reads instead of a dozen. Where there are other processes the orchestration may end there, so it waits for
+//! 20 ms at most; in one that runs no turns, not at all.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -20,12 +20,13 @@ use tokio::task;
 /// Who reads once more within this time asks for nothing new: it polls.
 const AT_ONCE: Duration = Duration::from_millis(2);
 /// Who has not read for so long does not, or no longer. The client's longest pause is 100 ms.
-const GIVEN_UP: Duration = Duration::from_millis(500);
+const GIVEN_UP: Duration = Duration::from_millis(200);
 /// How long one read waits.
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_millis(100);
-/// Beyond this, those are swept who have given up.
+/// Beyond these, those are swept who have given up.
 const SWEEP_ABOVE: usize = 1024;
+const SWEEP_READERS_ABOVE: usize = 16;
 
 /// Who reads: a task, or what runs on a thread outside of any.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,19 +44,23 @@ impl Reader {
 #[derive(Default)]
 pub(crate) struct Polled {
     state: Mutex<State>,
+    /// Those who fetch: what they read they need at once.
+    dispatchers: Mutex<HashSet<Reader>>,
 }
 
 #[derive(Default)]
 struct State {
     instances: HashMap<String, Instance>,
-    /// Those who fetch: what they read they need at once.
-    dispatchers: HashSet<Reader>,
+    /// How many there were after the last sweep.
+    swept: usize,
 }
 
 #[derive(Default)]
 struct Instance {
     end: Arc<End>,
     readers: HashMap<Reader, Series>,
+    /// How many there were after the last sweep.
+    swept: usize,
 }
 
 /// The end of an orchestration in this process, of which those learn who wait for it.
@@ -71,6 +76,23 @@ struct Series {
     last: Instant,
     /// It is certainly one.
     repeated: bool,
+    /// How often the custom status was asked for since the last read.
+    statuses: usize,
+}
+
+impl Series {
+    fn new(now: Instant) -> Self {
+        Self {
+            begun: now,
+            last: now,
+            repeated: false,
+            statuses: 0,
+        }
+    }
+
+    fn goes_on(&self, now: Instant) -> bool {
+        now < self.last + GIVEN_UP
+    }
 }
 
 impl Polled {
@@ -80,19 +102,23 @@ impl Polled {
 
     /// Whoever calls fetches work.
     pub(crate) fn is_dispatcher(&self) {
-        let reader = Reader::current();
-        let mut state = self.lock();
-        if state.dispatchers.len() > SWEEP_ABOVE {
-            state.dispatchers.clear();
+        let mut dispatchers = self.dispatchers();
+        if dispatchers.len() > SWEEP_ABOVE {
+            dispatchers.clear();
         }
-        state.dispatchers.insert(reader);
+        dispatchers.insert(Reader::current());
     }
 
-    /// Before an instance is read: waits, if this is one read of a series.
-    pub(crate) async fn wait(&self, instance: &str) {
+    fn dispatchers(&self) -> MutexGuard<'_, HashSet<Reader>> {
+        self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Before an instance is read: waits, if this is one read of a series. `in_company`: it may end in another process.
+    pub(crate) async fn wait(&self, instance: &str, in_company: bool) {
         let Some((end, limit)) = self.begin(instance, Reader::current(), Instant::now()) else {
             return;
         };
+        let limit = if in_company { SHORTEST } else { limit };
         let mut comes = pin!(end.comes.notified());
         comes.as_mut().enable();
         if !end.has_come.load(Ordering::Acquire) {
@@ -102,27 +128,28 @@ impl Polled {
 
     /// What to wait for, and how long, if anything.
     fn begin(&self, instance: &str, reader: Reader, now: Instant) -> Option<(Arc<End>, Duration)> {
-        let mut state = self.lock();
-        if state.dispatchers.contains(&reader) {
+        if self.dispatchers().contains(&reader) {
             return None;
         }
-        if state.instances.len() > SWEEP_ABOVE {
-            state.instances.retain(|_, instance| {
-                instance.readers.retain(|_, series| now < series.last + GIVEN_UP);
-                !instance.readers.is_empty()
+        let mut state = self.lock();
+        if state.instances.len() > SWEEP_ABOVE.max(2 * state.swept) {
+            state.instances.retain(|_, polled| {
+                polled.readers.retain(|_, series| series.goes_on(now));
+                !polled.readers.is_empty()
             });
+            state.swept = state.instances.len();
         }
         // Known before it is read: an end between the two must not be missed.
         let polled = state.instances.entry(instance.to_string()).or_default();
-        let series = polled.readers.entry(reader).or_insert(Series {
-            begun: now,
-            last: now,
-            repeated: false,
-        });
-        let pause = now.duration_since(series.last);
+        if polled.readers.len() > SWEEP_READERS_ABOVE.max(2 * polled.swept) {
+            polled.readers.retain(|_, series| series.goes_on(now));
+            polled.swept = polled.readers.len();
+        }
+        let series = polled.readers.entry(reader).or_insert_with(|| Series::new(now));
         let is_first = series.begun == series.last;
-        if pause >= GIVEN_UP || (!series.repeated && (is_first || pause >= AT_ONCE)) {
-            (series.begun, series.last, series.repeated) = (now, now, false);
+        let is_at_once = !is_first && now < series.last + AT_ONCE;
+        if !series.goes_on(now) || !(series.repeated || is_at_once) {
+            *series = Series::new(now);
             return None;
         }
         series.repeated = true;
@@ -143,11 +170,26 @@ impl Polled {
         };
         if has_ended {
             polled.readers.remove(&reader);
+            polled.readers.retain(|_, series| series.goes_on(now));
             if polled.readers.is_empty() {
                 state.instances.remove(instance);
             }
         } else if let Some(series) = polled.readers.get_mut(&reader) {
             series.last = now;
+            series.statuses = 0;
+        }
+    }
+
+    /// The custom status is asked for. Once after each read, that is part of a series; whoever asks again waits for something else.
+    pub(crate) fn asks_for_status(&self, instance: &str) {
+        let mut state = self.lock();
+        if let Some(polled) = state.instances.get_mut(instance)
+            && let Some(series) = polled.readers.get_mut(&Reader::current())
+        {
+            series.statuses += 1;
+            if series.statuses > 1 {
+                (series.repeated, series.begun) = (false, series.last);
+            }
         }
     }
 
@@ -203,8 +245,8 @@ mod tests {
         assert_eq!(waits(&polled, begin, 67), Some(67));
         assert_eq!(waits(&polled, begin, 155), Some(100));
         // It has given up meanwhile.
-        assert_eq!(waits(&polled, begin, 756), None);
-        assert_eq!(waits(&polled, begin, 757), Some(20));
+        assert_eq!(waits(&polled, begin, 456), None);
+        assert_eq!(waits(&polled, begin, 457), Some(20));
     }
 
     #[test]
@@ -229,9 +271,9 @@ mod tests {
     #[tokio::test]
     async fn an_end_is_heard_of_at_once_whenever_it_comes() {
         let polled = Polled::default();
-        polled.wait(INSTANCE).await;
+        polled.wait(INSTANCE, false).await;
         polled.was_read(INSTANCE, &[]);
-        let mut waiting = Box::pin(polled.wait(INSTANCE));
+        let mut waiting = Box::pin(polled.wait(INSTANCE, false));
         assert!((&mut waiting).now_or_never().is_none());
         polled.has_ended("another");
         assert!((&mut waiting).now_or_never().is_none());
@@ -241,7 +283,7 @@ mod tests {
 
         // It came between two reads.
         polled.was_read(INSTANCE, &[]);
-        assert!(polled.wait(INSTANCE).now_or_never().is_some());
+        assert!(polled.wait(INSTANCE, false).now_or_never().is_some());
     }
 
     #[test]
@@ -257,5 +299,28 @@ mod tests {
         }
         polled.begin(INSTANCE, reader(), after(begin, 1000));
         assert_eq!(polled.lock().instances.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn nor_of_many_who_read_the_same_once() {
+        let polled = Polled::default();
+        let begin = Instant::now();
+        for number in 0..100 {
+            let reader = tokio::spawn(async { Reader::current() }).await.expect("task");
+            polled.begin(INSTANCE, reader, begin + GIVEN_UP * number);
+        }
+        assert!(polled.lock().instances[INSTANCE].readers.len() <= SWEEP_READERS_ABOVE + 1);
+    }
+
+    /// As `Client::wait_for_status_change` does, again and again.
+    #[tokio::test]
+    async fn who_waits_for_a_status_is_not_held_up() {
+        let polled = Polled::default();
+        for _ in 0..5 {
+            polled.asks_for_status(INSTANCE);
+            assert!(polled.begin(INSTANCE, Reader::current(), Instant::now()).is_none());
+            polled.was_read(INSTANCE, &[]);
+            polled.asks_for_status(INSTANCE);
+        }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum Reason {
     Fallback,
     /// The look before brought something: there may be more.
     More,
-    /// Some end what they have, and the call that does looks for what they will ask for next.
+    /// Some are ending what they have, and will ask for the next.
     Next,
     /// The look before failed.
     Failed,

@@ -131,8 +131,9 @@ impl<T> Group<T> {
         }
     }
 
-    /// Something may be found then, if not before.
+    /// Something may be found then, if not before. Looks that were sent already know nothing of it.
     pub(crate) fn due_by(&mut self, time: Instant) {
+        self.newest_word = self.newest_word.max(self.next_id + 1);
         if time < self.quiet_until {
             self.quiet_until = time;
             self.quiet_reason = Reason::Due;
@@ -388,6 +389,21 @@ mod tests {
         assert!(group.look_next(now, 2, 4).is_none(), "somebody waits");
         drop(receiver);
         assert!(group.look_next(now, 2, 4).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_look_that_was_sent_before_does_not_hide_what_will_be_due() {
+        let now = Instant::now();
+        let mut group = Group::<()>::new(now);
+        group.next_id = 5;
+        group.quiet(4, now + Duration::from_secs(60), Reason::Fallback);
+        let soon = now + Duration::from_millis(10);
+        group.due_by(soon);
+        group.quiet(5, now + Duration::from_secs(60), Reason::Fallback);
+        assert_eq!((group.quiet_until, group.quiet_reason), (soon, Reason::Due));
+        group.next_id = 6;
+        group.quiet(6, now + Duration::from_secs(60), Reason::Fallback);
+        assert_eq!(group.quiet_until, now + Duration::from_secs(60));
     }
 
     #[tokio::test]

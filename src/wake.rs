@@ -159,6 +159,11 @@ impl Waker {
         jittered(silence.clamp(POLL_WITH_LISTENER, IDLE_POLL_WITH_LISTENER))
     }
 
+    /// Whether other processes were heard of lately.
+    pub(crate) fn has_company(&self) -> bool {
+        self.shared.heard().is_some_and(|at| at.elapsed() < POLL_WITH_LISTENER)
+    }
+
     pub(crate) fn stop(&self) {
         if let Some(task) = self.task.get() {
             task.abort();

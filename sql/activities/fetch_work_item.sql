@@ -315,7 +315,8 @@ begin
         if v_locked or v_next <= v_now then
             v_next := v_now + c_locked_recheck;
         elsif v_unvisited then
-            v_next := least(v_next, v_now + c_unvisited_pause);
+            -- After other work was found, which kept this look from being thorough, at once.
+            v_next := case when v_claimed = 0 then least(v_next, v_now + c_unvisited_pause) else v_now end;
         elsif p_owner_id is not null and sessions then
             v_next := least(v_next, v_now + c_session_recheck);
         end if;

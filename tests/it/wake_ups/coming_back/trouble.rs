@@ -10,21 +10,29 @@ use super::{ACTIVITY_ACK, ack, enqueue, gets, leased, looks, with_one_look};
 use crate::batching::{World, begin};
 use crate::fixtures::{LOCK, activity, completed, create};
 use crate::proxy::Mode;
-use crate::wake_ups::{PATIENT, waits_for_a_lock};
+use crate::wake_ups::{PATIENT, eventually, waits_for_a_lock};
 
-/// An activity that cannot be read is reported and keeps its lease; the one behind it can be had.
+/// An activity that cannot be read is reported and keeps its lease; those behind it can be had.
 #[tokio::test]
 async fn an_unreadable_next_one_spoils_nothing() {
     let world = World::new().await;
     let provider = &world.provider;
-    enqueue(provider, 1..=3).await;
+    enqueue(provider, 1..=4).await;
     let (_, token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
     let damage = "update worker_queue set work_item = 'damaged' where activity_id = 2";
     world.execute(damage, &[]).await;
     ack(provider, &token, 1).await;
-    let (item, _, attempt) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
-    assert_eq!((item, attempt), (activity("i", 3), 1));
-    assert_eq!(leased(&world).await, 2);
+    // Nor does it hide those behind them.
+    for id in [3, 4] {
+        let (item, token, attempt) = eventually("something readable", || async {
+            let fetch = provider.fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly);
+            fetch.await.ok().flatten()
+        })
+        .await;
+        assert_eq!((item, attempt), (activity("i", id), 1));
+        ack(provider, &token, id).await;
+    }
+    assert_eq!(leased(&world).await, 1);
 }
 
 /// The answer is lost: the ack is repeated, and what was looked for beside it is there.
