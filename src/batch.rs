@@ -300,10 +300,7 @@ impl<T: Request, R: Send + 'static> Turn<T, R> {
     async fn keep_pace(&self, beside: usize) {
         if let Some((queue, step)) = self.line.step {
             let callers = beside + self.line.lock().waiting.len();
-            self.inner.pace.keep(queue, step, callers).await;
-            if (queue, step) == (Queue::Worker, Step::Ack) && callers < pace::ENOUGH {
-                self.inner.leases.company().await;
-            }
+            self.inner.pace.keep(queue, step, callers, &self.inner.leases).await;
         }
     }
 

@@ -122,8 +122,7 @@ impl Inner {
                 .whole_history(instance, Some(known), tail, Occasion::Activity)
                 .await;
         }
-        let runs_turns = self.long_poll && !self.turns.is_unused() && !self.is_leaving();
-        if runs_turns {
+        if self.runs_turns() {
             self.polled.wait(instance, self.waker.has_company()).await;
         }
         let request = Arc::new(ReadRequest {
@@ -138,7 +137,7 @@ impl Inner {
         let history = self
             .whole_history(instance, request.known.clone(), tail, Occasion::Read)
             .await?;
-        if runs_turns {
+        if self.runs_turns() {
             self.polled.was_read(instance, &history);
         }
         if let Some(status) = status {

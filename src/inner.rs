@@ -29,7 +29,7 @@ use crate::reason::Reason;
 use crate::schema_name::SchemaName;
 use crate::telemetry::metrics;
 use crate::turn_ack::{TurnAck, TurnAnswer};
-use crate::wake::{Queue, Waker};
+use crate::wake::{Haste, Queue, Waker};
 use crate::work_item::Activities;
 
 /// One for all clones of a provider.
@@ -118,6 +118,11 @@ impl Inner {
         self.leaving.store(leaving, Ordering::Relaxed);
     }
 
+    /// Whether somebody of this process works on turns, and waits for more when there are none.
+    pub(crate) fn runs_turns(&self) -> bool {
+        self.long_poll && !self.turns.is_unused() && !self.is_leaving()
+    }
+
     pub(crate) fn close(&self) {
         self.caller.close();
         self.waker.stop();
@@ -128,10 +133,12 @@ impl Inner {
     /// Others hear of a turn when the look for it has landed, and has left some: mostly there is nothing left to look for.
     pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
         let is_looked_for = self.woken(queue, Reason::Enqueued, behind);
-        match queue {
-            Queue::Orchestrator if is_looked_for => self.waker.tell_others_of_leases(queue),
-            _ => self.waker.tell_others(queue),
-        }
+        let haste = match queue {
+            Queue::Orchestrator if is_looked_for => Haste::Leased,
+            Queue::Orchestrator if self.runs_turns() => Haste::Soon,
+            _ => Haste::Now,
+        };
+        self.waker.tell_others(queue, haste);
     }
 
     /// Something was put into a queue. `look`: somebody has to look for it; otherwise whoever gets it is known, and others only have
@@ -140,7 +147,7 @@ impl Inner {
         if look {
             self.enqueued(queue, behind);
         } else {
-            self.waker.tell_others_of_leases(queue);
+            self.waker.tell_others(queue, Haste::Leased);
         }
     }
 

@@ -13,8 +13,10 @@ const UNKNOWN_LEASE: Duration = Duration::from_secs(5);
 /// Entries beyond this are swept of leases that ended long ago (tasks that died with their token).
 const SWEEP_ABOVE: usize = 1024;
 
+/// What usually takes longer than this has no influence on what others do.
+const SHORT: Duration = Duration::from_millis(15);
 /// What usually takes longer than this is not waited for.
-const SHORT: Duration = Duration::from_millis(4);
+const A_MOMENT: Duration = Duration::from_millis(4);
 /// Nobody waits longer than this for the others.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Of what the last one took, so much counts for what they usually take.
@@ -76,7 +78,7 @@ impl Leases {
         }
     }
 
-    /// Whether what those do who come back takes a moment only.
+    /// Whether what those do who come back is soon done.
     pub(crate) fn work_is_short(&self) -> bool {
         self.usual().is_some_and(|usual| usual <= SHORT)
     }
@@ -99,7 +101,7 @@ impl Leases {
 
     /// Whether somebody who began before `since` has probably almost finished.
     fn expects_somebody(&self, since: Instant, now: Instant) -> bool {
-        let Some(usual) = self.usual().filter(|usual| *usual <= SHORT) else {
+        let Some(usual) = self.usual().filter(|usual| *usual <= A_MOMENT) else {
             return false;
         };
         let is_expected = |begun: Instant| begun <= since && now < begun + usual * 2;
@@ -162,12 +164,12 @@ mod tests {
 
     #[test]
     fn those_are_waited_for_who_usually_take_a_moment() {
-        let (leases, [_, one, other]) = three(SHORT);
+        let (leases, [_, one, other]) = three(A_MOMENT);
         let now = Instant::now();
         assert!(leases.work_is_short());
         assert!(!Leases::default().work_is_short(), "nothing is known of it");
         assert!(leases.expects_somebody(now, now));
-        assert!(!leases.expects_somebody(now, now + SHORT * 2), "they take longer");
+        assert!(!leases.expects_somebody(now, now + A_MOMENT * 2), "they take longer");
         let earlier = now.checked_sub(Duration::from_secs(1)).expect("up for a second");
         assert!(!leases.expects_somebody(earlier, now), "they began later");
         leases.finished(one);
@@ -175,14 +177,16 @@ mod tests {
         leases.ended(other);
         assert!(!leases.expects_somebody(now, now), "there is nobody");
 
+        let (leases, _) = three(SHORT);
+        assert!(leases.work_is_short());
+        assert!(!leases.expects_somebody(now, Instant::now()), "they take long");
         let (leases, _) = three(SHORT + Duration::from_millis(1));
         assert!(!leases.work_is_short());
-        assert!(!leases.expects_somebody(now, Instant::now()), "they take long");
     }
 
     #[tokio::test]
     async fn nobody_waits_longer_than_until_the_others_have_finished() {
-        let (leases, [_, one, other]) = three(SHORT);
+        let (leases, [_, one, other]) = three(A_MOMENT);
         leases.company().await;
         leases.finished(one);
         leases.finished(other);

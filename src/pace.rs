@@ -2,7 +2,8 @@
 //!
 //! Those who work through a queue call in a circle: enqueue, fetch, ack and again. Two groups of callers at different steps
 //! of it never meet: each finds the line free, and pays for a round trip and a commit of its own. So a call of few that
-//! finds one of the step before on the wire waits for its end: whoever it sets free comes along.
+//! finds one of the step before on the wire waits for its end: whoever it sets free comes along. And an ack of few activities
+//! waits for those who are about to finish theirs.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,10 +12,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::lease::Leases;
 use crate::wake::Queue;
 
 /// This many go without waiting for more.
-pub(crate) const ENOUGH: usize = 8;
+const ENOUGH: usize = 8;
 /// A call that takes longer has met something heavy, or a slow line: then waiting costs more than it brings.
 const PATIENCE: Duration = Duration::from_millis(3);
 
@@ -54,6 +56,22 @@ impl OnTheWire {
         self.calls.load(Ordering::Acquire) > 0 && took < PATIENCE
     }
 
+    /// Waits for the end of one that is worth it.
+    async fn ends(&self) {
+        let mut ended = pin!(self.ended.notified());
+        ended.as_mut().enable();
+        if !self.is_worth_waiting_for() {
+            return;
+        }
+        if tokio::time::timeout(PATIENCE, ended).await.is_err() {
+            self.took(PATIENCE);
+            return;
+        }
+        // Those who were answered are on their way.
+        tokio::task::yield_now().await;
+        tokio::task::yield_now().await;
+    }
+
     fn took(&self, time: Duration) {
         let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.took.store(time, Ordering::Relaxed);
@@ -89,8 +107,8 @@ impl Pace {
         }
     }
 
-    /// Waits until a call of this many callers should go out.
-    pub(crate) async fn keep(&self, queue: Queue, step: Step, callers: usize) {
+    /// Waits until a call of this many callers should go out. `leases`: of those who are at work.
+    pub(crate) async fn keep(&self, queue: Queue, step: Step, callers: usize, leases: &Leases) {
         if callers >= ENOUGH {
             return;
         }
@@ -100,18 +118,10 @@ impl Pace {
             Step::Fetch => &circle.enqueues,
             Step::Ack => &circle.fetches,
         };
-        let mut ended = pin!(before.ended.notified());
-        ended.as_mut().enable();
-        if !before.is_worth_waiting_for() {
-            return;
+        before.ends().await;
+        if (queue, step) == (Queue::Worker, Step::Ack) {
+            leases.company().await;
         }
-        if tokio::time::timeout(PATIENCE, ended).await.is_err() {
-            before.took(PATIENCE);
-            return;
-        }
-        // Those who were answered are on their way.
-        tokio::task::yield_now().await;
-        tokio::task::yield_now().await;
     }
 
     fn circle(&self, queue: Queue) -> &Circle {
@@ -132,7 +142,7 @@ mod tests {
 
     /// Whether a call of one goes out at once.
     fn goes_at_once(pace: &Pace, queue: Queue, step: Step) -> bool {
-        pace.keep(queue, step, 1).now_or_never().is_some()
+        pace.keep(queue, step, 1, &Leases::default()).now_or_never().is_some()
     }
 
     #[tokio::test(start_paused = true)]
@@ -144,7 +154,8 @@ mod tests {
             (Step::Ack, Step::Fetch),
         ] {
             let sent = pace.sent(QUEUE, before);
-            let mut waiting = Box::pin(pace.keep(QUEUE, step, ENOUGH - 1));
+            let leases = Leases::default();
+            let mut waiting = Box::pin(pace.keep(QUEUE, step, ENOUGH - 1, &leases));
             assert!(
                 (&mut waiting).now_or_never().is_none(),
                 "{step:?} does not wait for {before:?}"
@@ -161,7 +172,12 @@ mod tests {
     async fn nobody_waits_for_anything_else() {
         let pace = Pace::default();
         let _sent = (pace.sent(QUEUE, Step::Ack), pace.sent(Queue::Orchestrator, Step::Fetch));
-        assert!(pace.keep(QUEUE, Step::Enqueue, ENOUGH).now_or_never().is_some());
+        let leases = Leases::default();
+        assert!(
+            pace.keep(QUEUE, Step::Enqueue, ENOUGH, &leases)
+                .now_or_never()
+                .is_some()
+        );
         assert!(goes_at_once(&pace, QUEUE, Step::Fetch));
         assert!(goes_at_once(&pace, QUEUE, Step::Ack));
         assert!(goes_at_once(&pace, Queue::Orchestrator, Step::Enqueue));
@@ -186,7 +202,7 @@ mod tests {
         let pace = Pace::default();
         let _stuck = pace.sent(QUEUE, Step::Ack);
         let begun = Instant::now();
-        pace.keep(QUEUE, Step::Enqueue, 1).await;
+        pace.keep(QUEUE, Step::Enqueue, 1, &Leases::default()).await;
         assert_eq!(begun.elapsed(), PATIENCE);
         assert!(goes_at_once(&pace, QUEUE, Step::Enqueue));
     }

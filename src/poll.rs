@@ -27,7 +27,7 @@ use crate::pace::Step;
 use crate::reason::Reason;
 pub(crate) use crate::waiters::Fetch;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
-use crate::wake::Queue;
+use crate::wake::{Haste, Queue};
 
 /// Longer than any look is on the wire.
 const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
@@ -240,7 +240,7 @@ impl<R: Request> Line<R> {
             .is_ok_and(|found| (1..sent.wanted).contains(&found.granted.len()));
         let is_for_others = R::QUEUE == Queue::Orchestrator && matches!(sent.reason, Reason::Enqueued | Reason::Behind);
         if is_for_others && !took_all {
-            inner.waker.tell_others(R::QUEUE);
+            inner.waker.tell_others(R::QUEUE, Haste::Soon);
         }
         let look = {
             let mut groups = self.lock();
@@ -394,7 +394,7 @@ impl Inner {
         tokio::select! {
             biased;
             answer = &mut answer => return Fetch::of(answer, returns_to),
-            () = self.pace.keep(R::QUEUE, Step::Fetch, callers) => {}
+            () = self.pace.keep(R::QUEUE, Step::Fetch, callers, &self.leases) => {}
         }
         let mut carried = None;
         let mut arrived = true;

@@ -2,9 +2,9 @@
 //!
 //! `Client::wait_for_orchestration` reads a history twice in a row, and then again and again with growing pauses, until it has
 //! ended. Most end in the very process that waits for them. So a read that is one of such a series waits until that happens, or for
-//! about as long as the series lasts already, and asks the database only then: its answer is as fresh as any, and whoever waits
+//! about as long as the series lasts already, and asks the database only then, together with others: its answer is as fresh as any, and whoever waits
 //! hears of the end at once, by a few reads instead of a dozen. Where there are other processes the orchestration may end there, so it waits for
-//! 20 ms at most; in one that runs no turns, not at all.
+//! about 20 ms; in one that runs no turns, not at all.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -24,6 +24,8 @@ const GIVEN_UP: Duration = Duration::from_millis(200);
 /// How long one read waits.
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_millis(100);
+/// All that wait stop it at multiples of this.
+const TOGETHER: Duration = Duration::from_millis(20);
 /// Beyond these, those are swept who have given up.
 const SWEEP_ABOVE: usize = 1024;
 const SWEEP_READERS_ABOVE: usize = 16;
@@ -41,8 +43,8 @@ impl Reader {
     }
 }
 
-#[derive(Default)]
 pub(crate) struct Polled {
+    since: Instant,
     state: Mutex<State>,
     /// Those who fetch: what they read they need at once.
     dispatchers: Mutex<HashSet<Reader>>,
@@ -95,6 +97,16 @@ impl Series {
     }
 }
 
+impl Default for Polled {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            state: Mutex::default(),
+            dispatchers: Mutex::default(),
+        }
+    }
+}
+
 impl Polled {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -115,15 +127,23 @@ impl Polled {
 
     /// Before an instance is read: waits, if this is one read of a series. `in_company`: it may end in another process.
     pub(crate) async fn wait(&self, instance: &str, in_company: bool) {
-        let Some((end, limit)) = self.begin(instance, Reader::current(), Instant::now()) else {
+        let now = Instant::now();
+        let Some((end, limit)) = self.begin(instance, Reader::current(), now) else {
             return;
         };
-        let limit = if in_company { SHORTEST } else { limit };
+        let limit = self.together(now, if in_company { SHORTEST } else { limit });
         let mut comes = pin!(end.comes.notified());
         comes.as_mut().enable();
         if !end.has_come.load(Ordering::Acquire) {
             let _ = tokio::time::timeout(limit, comes).await;
         }
+    }
+
+    /// About as long as `limit`, but until others stop waiting as well: then one call does for all of them.
+    fn together(&self, now: Instant, limit: Duration) -> Duration {
+        let elapsed = now.duration_since(self.since);
+        let steps = (elapsed + limit).div_duration_f64(TOGETHER).round();
+        TOGETHER.mul_f64(steps).saturating_sub(elapsed)
     }
 
     /// What to wait for, and how long, if anything.
@@ -247,6 +267,24 @@ mod tests {
         // It has given up meanwhile.
         assert_eq!(waits(&polled, begin, 456), None);
         assert_eq!(waits(&polled, begin, 457), Some(20));
+    }
+
+    #[test]
+    fn those_who_wait_ask_together() {
+        let polled = Polled::default();
+        let end = |ms, limit| {
+            let wait = polled.together(after(polled.since, ms), Duration::from_millis(limit));
+            assert!(
+                wait.abs_diff(Duration::from_millis(limit)) <= TOGETHER / 2,
+                "{ms} {limit}"
+            );
+            ms + u64::try_from(wait.as_millis()).expect("short")
+        };
+        assert_eq!([end(1_000_000, 20), end(1_000_009, 20)], [1_000_020; 2]);
+        assert_eq!(
+            [end(1_000_011, 20), end(1_000_015, 33), end(1_000_029, 20)],
+            [1_000_040, 1_000_040, 1_000_040]
+        );
     }
 
     #[test]

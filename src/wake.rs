@@ -27,10 +27,6 @@ const POLL_WITH_LISTENER: Duration = Duration::from_secs(5);
 const IDLE_POLL_WITH_LISTENER: Duration = Duration::from_secs(60);
 /// Fallback poll while they do not.
 const POLL_WITHOUT_LISTENER: Duration = Duration::from_millis(500);
-/// At most one NOTIFY in this time.
-const NOTIFY_INTERVAL: Duration = Duration::from_millis(10);
-/// At most one in this time that is only about leases, which last longer.
-const LEASES_INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_RECONNECT: Duration = Duration::from_millis(100);
 const MAX_RECONNECT: Duration = Duration::from_secs(10);
 
@@ -57,34 +53,65 @@ impl Queue {
     }
 }
 
+/// How soon other processes are to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Haste {
+    /// Nobody here takes it.
+    Now,
+    /// Somebody here will take it, if others are not quicker.
+    Soon,
+    /// It is leased. Should this process die, others must know when to look.
+    Leased,
+}
+
+impl Haste {
+    const ALL: [Self; 3] = [Self::Now, Self::Soon, Self::Leased];
+
+    /// At most one NOTIFY in this time that is no more urgent.
+    fn interval(self) -> Duration {
+        match self {
+            Self::Now => Duration::from_millis(10),
+            Self::Soon => Duration::from_millis(50),
+            Self::Leased => Duration::from_secs(1),
+        }
+    }
+}
+
+#[derive(Default)]
 struct Shared {
     /// Whose fetches are woken.
     inner: OnceLock<Weak<Inner>>,
     listening: AtomicBool,
     /// When another process was last heard of.
     heard_at: Mutex<Option<Instant>>,
-    /// Queues that other processes are still to be told about.
-    unsent: AtomicU8,
-    /// Those in which there are only leases that others are still to be told about.
-    unsent_leases: AtomicU8,
+    /// Queues that other processes are still to be told about, by haste.
+    unsent: [AtomicU8; Haste::ALL.len()],
     send: Notify,
 }
 
 impl Shared {
     /// Can be dropped and called again at any point.
     async fn something_to_send(&self, last: Option<Instant>) {
-        let until = |interval| last.map_or_else(Instant::now, |last| last + interval);
-        while self.unsent.load(Ordering::Acquire) == 0 {
-            if self.unsent_leases.load(Ordering::Acquire) == 0 {
-                self.send.notified().await;
-            } else if tokio::time::timeout_at(until(LEASES_INTERVAL), self.send.notified())
-                .await
-                .is_err()
-            {
+        loop {
+            let is_unsent = |haste: &Haste| self.unsent[*haste as usize].load(Ordering::Acquire) != 0;
+            let due = match (Haste::ALL.into_iter().find(is_unsent), last) {
+                (None, _) => {
+                    self.send.notified().await;
+                    continue;
+                }
+                (Some(_), None) => return,
+                (Some(haste), Some(last)) => last + haste.interval(),
+            };
+            // Something more urgent may come meanwhile.
+            if tokio::time::timeout_at(due, self.send.notified()).await.is_err() {
                 return;
             }
         }
-        tokio::time::sleep_until(until(NOTIFY_INTERVAL)).await;
+    }
+
+    fn take_unsent(&self) -> u8 {
+        let take = |bits: &AtomicU8| bits.swap(0, Ordering::AcqRel);
+        self.unsent.iter().map(take).fold(0, |all, bits| all | bits)
     }
 
     fn heard(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -114,14 +141,7 @@ impl Waker {
     /// fallback poll must do, and other processes are not told.
     pub(crate) fn new(channel: String, connector: Option<Arc<Connector>>) -> Self {
         Self {
-            shared: Arc::new(Shared {
-                inner: OnceLock::new(),
-                listening: AtomicBool::new(false),
-                heard_at: Mutex::default(),
-                unsent: AtomicU8::new(0),
-                unsent_leases: AtomicU8::new(0),
-                send: Notify::new(),
-            }),
+            shared: Arc::default(),
             listener: connector.map(|connector| (channel, connector)),
             task: OnceLock::new(),
         }
@@ -136,16 +156,9 @@ impl Waker {
         }
     }
 
-    /// Something was put into a queue: tells other processes, soon.
-    pub(crate) fn tell_others(&self, queue: Queue) {
-        if self.listener.is_some() && self.shared.unsent.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
-            self.shared.send.notify_one();
-        }
-    }
-
-    /// Something was put into a queue, and leased at once. Should this process die, others must know when to look.
-    pub(crate) fn tell_others_of_leases(&self, queue: Queue) {
-        if self.listener.is_some() && self.shared.unsent_leases.fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
+    /// Something was put into a queue: tells other processes.
+    pub(crate) fn tell_others(&self, queue: Queue, haste: Haste) {
+        if self.listener.is_some() && self.shared.unsent[haste as usize].fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
             self.shared.send.notify_one();
         }
     }
@@ -233,13 +246,57 @@ async fn listen(
                 None => return Ok(()),
             },
             () = shared.something_to_send(last_sent) => {
-                let bits = shared.unsent.swap(0, Ordering::AcqRel) | shared.unsent_leases.swap(0, Ordering::AcqRel);
+                let bits = shared.take_unsent();
                 if let Err(error) = client.query(&notify, &[&channel, &bits.to_string()]).await {
-                    shared.unsent.fetch_or(bits, Ordering::AcqRel);
+                    shared.unsent[Haste::Now as usize].fetch_or(bits, Ordering::AcqRel);
                     return Err(error.into());
                 }
                 last_sent = Some(Instant::now());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn tell(shared: &Shared, queue: Queue, haste: Haste) {
+        shared.unsent[haste as usize].fetch_or(queue.bit(), Ordering::AcqRel);
+        shared.send.notify_one();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_word_is_sent_at_once_and_the_next_as_soon_as_it_is_urgent() {
+        for haste in Haste::ALL {
+            let shared = Shared::default();
+            let last = Instant::now();
+            assert!(shared.something_to_send(Some(last)).now_or_never().is_none());
+            tell(&shared, Queue::Worker, haste);
+            assert!(shared.something_to_send(None).now_or_never().is_some(), "{haste:?}");
+            let long_ago = last.checked_sub(haste.interval()).expect("up for a second");
+            shared.something_to_send(Some(long_ago)).await;
+            assert_eq!(Instant::now(), last, "{haste:?}");
+            shared.something_to_send(Some(last)).await;
+            assert_eq!(Instant::now(), last + haste.interval(), "{haste:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_urgent_takes_along_what_is_not() {
+        let shared = Shared::default();
+        let last = Instant::now();
+        tell(&shared, Queue::Orchestrator, Haste::Soon);
+        let mut waiting = pin!(shared.something_to_send(Some(last)));
+        assert!((&mut waiting).now_or_never().is_none());
+        tell(&shared, Queue::Worker, Haste::Now);
+        waiting.await;
+        assert_eq!(Instant::now(), last + Haste::Now.interval());
+        assert_eq!(shared.take_unsent(), Queue::Orchestrator.bit() | Queue::Worker.bit());
+        assert_eq!(shared.take_unsent(), 0);
     }
 }

@@ -67,6 +67,7 @@ declare
     v_own        text;
     v_turns      integer[];
     v_turn       integer;
+    v_ends       boolean;
     v_terminal   constant text[] := array['Completed', 'Failed', 'ContinuedAsNew'];
     v_proved     boolean[];
     v_ended      integer[];
@@ -183,14 +184,21 @@ begin
            and i.instance_id = p_instance_ids[t.turn];
     end if;
 
-    foreach v_turn in array v_turns loop
-        if p_clears_kv[v_turn] or v_turn = any (p_kv_turns) or p_statuses[v_turn] = any (v_terminal) then
+    if cardinality(p_kv_turns) > 0 or true = any (p_clears_kv) or p_statuses && v_terminal then
+        for v_turn, v_ends in
+            select t.turn, t.ends
+              from (select t.turn, coalesce(p_statuses[t.turn] = any (v_terminal), false) as ends
+                      from unnest(v_turns) as t (turn)) as t
+             where p_clears_kv[t.turn]
+                or t.turn = any (p_kv_turns)
+                or (t.ends and exists (select from kv_delta as d where d.instance_id = p_instance_ids[t.turn]))
+        loop
             perform apply_kv(p_instance_ids[v_turn], p_clears_kv[v_turn], array_agg(k.key), array_agg(k.value),
-                             array_agg(k.updated_at_ms), coalesce(p_statuses[v_turn] = any (v_terminal), false))
+                             array_agg(k.updated_at_ms), v_ends)
                from unnest(p_kv_turns, p_kv_keys, p_kv_values, p_kv_updated_at_ms) as k (turn, key, value, updated_at_ms)
               where k.turn = v_turn;
-        end if;
-    end loop;
+        end loop;
+    end if;
 
     if cardinality(p_activity_items) > 0 then
         with added as (

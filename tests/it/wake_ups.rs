@@ -146,6 +146,23 @@ async fn what_another_process_enqueues_wakes_who_waits() {
 
 /// The connection for LISTEN is killed, and cannot be had again for a while.
 #[tokio::test]
+async fn what_nobody_here_has_time_for_wakes_who_waits_elsewhere() {
+    let world = World::new().await;
+    let busy = world.schema.provider().await;
+    world.settle().await;
+    busy.enqueue_for_orchestrator(start("first"), None)
+        .await
+        .expect("enqueue");
+    let first = Queue::Turns.fetch(&busy, LOCK, PATIENT).await.expect("fetch");
+    assert_eq!(first, Some(("first".to_string(), 1)));
+    for instance in ["second", "third", "fourth"] {
+        let waiting = Waiting::begin(&world.provider, Queue::Turns).await;
+        Queue::Turns.enqueue(&busy, instance).await;
+        assert_eq!(waiting.gets(WOKEN).await, (instance.to_string(), 1));
+    }
+}
+
+#[tokio::test]
 async fn work_arrives_without_a_listener_and_the_listener_comes_back() {
     for queue in BOTH {
         let world = World::new().await;
