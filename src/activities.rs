@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use crate::activity_ack::{ActivityAck, ActivityAcks, resting};
+use crate::activity_ack::{ActivityAck, ActivityAcks, some_rest};
 use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
@@ -19,13 +19,11 @@ use crate::follow::Follow;
 use crate::handover::{during, may_have_spoilt};
 use crate::inner::Inner;
 use crate::messages::enqueue_error;
+use crate::rests::REST;
 use crate::token::ActivityToken;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
 use crate::work_item::{Activities, completion};
-
-/// How long a turn waits for more of its activities to end.
-const REST: Duration = Duration::from_millis(10);
 
 impl Inner {
     /// Calls a function whose first parameters say which leased activity it is about.
@@ -87,11 +85,25 @@ impl Inner {
 
     /// How long an instance rests that has other activities. They probably end soon, and then one turn does for all; but only somebody
     /// who waits for turns here can be counted on to look then.
-    fn rest(&self) -> Duration {
-        if self.leases.work_is_short() && self.turns.has_waiters() {
-            REST
-        } else {
-            Duration::ZERO
+    fn rest(&self, instances: &[&str]) -> Duration {
+        let is_worth_it = self.leases.work_is_short()
+            && self.turns.has_waiters()
+            && self.rests.are_worth_it(instances.iter().copied(), Instant::now());
+        if is_worth_it { REST } else { Duration::ZERO }
+    }
+
+    /// Activities of these instances were acked. `some_rest`: which of the instances is not known.
+    fn rested(&self, instances: &[&str], some_rest: bool) {
+        let now = Instant::now();
+        for instance in instances {
+            if some_rest {
+                self.rests.begins(instance, now);
+            } else {
+                self.rests.ends(instance);
+            }
+        }
+        if some_rest {
+            self.turns.due_by(now + REST);
         }
     }
 
@@ -118,8 +130,9 @@ impl Inner {
         async move {
             let columns = ActivityAcks::new(&acks);
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
-            let mut turns = TurnHandover::new(&self, completed.map(|(instance_id, _)| instance_id.as_str()));
-            let rest = self.rest();
+            let instances: Vec<_> = completed.map(|(instance_id, _)| instance_id.as_str()).collect();
+            let mut turns = TurnHandover::new(&self, instances.iter().copied());
+            let rest = self.rest(&instances);
             let rest_ms = encode::milliseconds(rest);
             let call = async |turns: &TurnHandover, follow: &Follow| {
                 let leases = acks.iter().map(|ack| self.activity_lease(ack));
@@ -138,8 +151,8 @@ impl Inner {
             // Here, because a caller may have gone away.
             let look = turns.land(&sent).await;
             if let Ok(rows) = &sent {
-                if resting(rows) > 0 {
-                    self.turns.due_by(Instant::now() + rest);
+                if !rest.is_zero() {
+                    self.rested(&instances, some_rest(rows));
                 }
                 self.activities_ended(&acks, look, Some(follow.id()));
             }

@@ -108,7 +108,7 @@ impl<'a> ActivityAcks<'a> {
 }
 
 /// How many instances rest until more of their activities have ended.
-pub(crate) fn resting(rows: &[Row]) -> i32 {
+pub(crate) fn some_rest(rows: &[Row]) -> bool {
     let resting: Option<Option<i32>> = rows.first().and_then(|row| row.try_get("resting").ok());
-    resting.flatten().unwrap_or(0)
+    resting.flatten().is_some_and(|resting| resting > 0)
 }

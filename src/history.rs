@@ -122,7 +122,8 @@ impl Inner {
                 .whole_history(instance, Some(known), tail, Occasion::Activity)
                 .await;
         }
-        if self.runs_turns() {
+        let runs_turns = self.runs_turns();
+        if runs_turns {
             self.polled.wait(instance, self.waker.has_company()).await;
         }
         let request = Arc::new(ReadRequest {
@@ -137,7 +138,7 @@ impl Inner {
         let history = self
             .whole_history(instance, request.known.clone(), tail, Occasion::Read)
             .await?;
-        if self.runs_turns() {
+        if runs_turns {
             self.polled.was_read(instance, &history);
         }
         if let Some(status) = status {

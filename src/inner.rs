@@ -26,10 +26,12 @@ use crate::pace::{Pace, Step};
 use crate::poll::Line;
 use crate::polled::Polled;
 use crate::reason::Reason;
+use crate::rests::Rests;
 use crate::schema_name::SchemaName;
 use crate::telemetry::metrics;
 use crate::turn_ack::{TurnAck, TurnAnswer};
-use crate::wake::{Haste, Queue, Waker};
+use crate::wake::{Queue, Waker};
+use crate::words::Haste;
 use crate::work_item::Activities;
 
 /// One for all clones of a provider.
@@ -44,6 +46,7 @@ pub(crate) struct Inner {
     pub(crate) cache: HistoryCache,
     pub(crate) pace: Pace,
     pub(crate) polled: Polled,
+    pub(crate) rests: Rests,
     leaving: AtomicBool,
     pub(crate) turns: Line<TurnRequest>,
     pub(crate) activities: Line<ActivityRequest>,
@@ -78,6 +81,7 @@ impl Inner {
             cache: HistoryCache::new(cache_bytes),
             pace: Pace::default(),
             polled: Polled::default(),
+            rests: Rests::default(),
             leaving: AtomicBool::new(false),
             turns: Line::default(),
             activities: Line::default(),
@@ -115,12 +119,14 @@ impl Inner {
     }
 
     pub(crate) fn set_leaving(&self, leaving: bool) {
-        self.leaving.store(leaving, Ordering::Relaxed);
+        if !self.leaving.swap(leaving, Ordering::Relaxed) && leaving {
+            self.waker.hurry();
+        }
     }
 
     /// Whether somebody of this process works on turns, and waits for more when there are none.
     pub(crate) fn runs_turns(&self) -> bool {
-        self.long_poll && !self.turns.is_unused() && !self.is_leaving()
+        !self.is_leaving() && self.turns.is_attended()
     }
 
     pub(crate) fn close(&self) {
@@ -134,7 +140,7 @@ impl Inner {
     pub(crate) fn enqueued(self: &Arc<Self>, queue: Queue, behind: Option<u64>) {
         let is_looked_for = self.woken(queue, Reason::Enqueued, behind);
         let haste = match queue {
-            Queue::Orchestrator if is_looked_for => Haste::Leased,
+            Queue::Orchestrator if is_looked_for => Haste::Later,
             Queue::Orchestrator if self.runs_turns() => Haste::Soon,
             _ => Haste::Now,
         };
@@ -147,7 +153,7 @@ impl Inner {
         if look {
             self.enqueued(queue, behind);
         } else {
-            self.waker.tell_others(queue, Haste::Leased);
+            self.waker.tell_others(queue, Haste::Later);
         }
     }
 

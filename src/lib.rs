@@ -46,6 +46,7 @@ mod poll;
 mod polled;
 mod provider;
 mod reason;
+mod rests;
 mod schema_name;
 mod sessions;
 #[cfg(feature = "cli")]
@@ -61,6 +62,7 @@ mod turn_acks;
 mod turn_handover;
 mod waiters;
 mod wake;
+mod words;
 mod work_item;
 
 pub use config::{Builder, DeployPolicy};

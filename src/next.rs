@@ -2,7 +2,7 @@
 //!
 //! A worker that has acked an activity fetches the next one. When nobody of its process waits for any, there are probably some, and
 //! they are looked for beside the call that acks: they are there before they are asked for, and the ack itself is as short as it can be,
-//! as are its locks. Where activities take a moment only, twice as many are looked for, so that every other ack needs no look.
+//! as are its locks. Where activities are short, twice as many are looked for, so that every other ack needs no look.
 //!
 //! Only for those who wait for work when they fetch, because others may not come back; and not once a fetch that waited
 //! was dropped, until there is another: that is how a runtime begins to shut down. Should it end all the same before something can

@@ -27,10 +27,13 @@ use crate::pace::Step;
 use crate::reason::Reason;
 pub(crate) use crate::waiters::Fetch;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
-use crate::wake::{Haste, Queue};
+use crate::wake::Queue;
+use crate::words::Haste;
 
 /// Longer than any look is on the wire.
 const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
+/// Whoever waited for work and does not come back within this time will not.
+const ATTENDED: Duration = Duration::from_secs(10);
 /// Groups beyond this are swept of those nobody waits in.
 const SWEEP_ABOVE: usize = 64;
 
@@ -64,12 +67,14 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
 /// All fetches of one kind, by what they ask for.
 pub(crate) struct Line<R: Request> {
     groups: Mutex<HashMap<R, Group<R::Item>>>,
+    patient_at: Mutex<Option<Instant>>,
 }
 
 impl<R: Request> Default for Line<R> {
     fn default() -> Self {
         Self {
             groups: Mutex::default(),
+            patient_at: Mutex::default(),
         }
     }
 }
@@ -126,9 +131,15 @@ impl<R: Request> Line<R> {
         self.lock().values().any(waits)
     }
 
-    /// Whether nobody has asked for anything lately.
-    pub(crate) fn is_unused(&self) -> bool {
-        self.lock().is_empty()
+    /// Whether there are some who wait for work, or did lately.
+    pub(crate) fn is_attended(&self) -> bool {
+        let is_recent = |at: Instant| at.elapsed() < ATTENDED;
+        self.has_waiters() || self.patient_at().is_some_and(is_recent)
+    }
+
+    /// When one last came who waits for work.
+    fn patient_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.patient_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many wait for the same thing.
@@ -382,6 +393,7 @@ impl Inner {
         let returns_to = (!impatient && request.is_repeated(self)).then_some(group);
         if !impatient {
             self.set_leaving(false);
+            *R::line(self).patient_at() = Some(now);
         }
         if let Ok(kept) = answer.try_recv() {
             return Fetch::of(Ok(kept), returns_to);

@@ -5,7 +5,7 @@
 //! and coalesced.
 
 use std::error::Error as StdError;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use crate::inner::Inner;
 use crate::reason::Reason;
 use crate::schema_name::quote_identifier;
 use crate::telemetry::metrics;
+use crate::words::{Haste, Words};
 
 /// Fallback poll while notifications arrive: covers a process that died between its commit and its NOTIFY. Short after
 /// other processes were heard of, then longer and longer.
@@ -27,6 +28,8 @@ const POLL_WITH_LISTENER: Duration = Duration::from_secs(5);
 const IDLE_POLL_WITH_LISTENER: Duration = Duration::from_secs(60);
 /// Fallback poll while they do not.
 const POLL_WITHOUT_LISTENER: Duration = Duration::from_millis(500);
+/// A connection that takes longer to send a NOTIFY is lost.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_RECONNECT: Duration = Duration::from_millis(100);
 const MAX_RECONNECT: Duration = Duration::from_secs(10);
 
@@ -38,6 +41,8 @@ pub(crate) enum Queue {
 }
 
 impl Queue {
+    pub(crate) const ALL: [Self; 2] = [Self::Orchestrator, Self::Worker];
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Orchestrator => "orchestrator",
@@ -53,30 +58,6 @@ impl Queue {
     }
 }
 
-/// How soon other processes are to be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Haste {
-    /// Nobody here takes it.
-    Now,
-    /// Somebody here will take it, if others are not quicker.
-    Soon,
-    /// It is leased. Should this process die, others must know when to look.
-    Leased,
-}
-
-impl Haste {
-    const ALL: [Self; 3] = [Self::Now, Self::Soon, Self::Leased];
-
-    /// At most one NOTIFY in this time that is no more urgent.
-    fn interval(self) -> Duration {
-        match self {
-            Self::Now => Duration::from_millis(10),
-            Self::Soon => Duration::from_millis(50),
-            Self::Leased => Duration::from_secs(1),
-        }
-    }
-}
-
 #[derive(Default)]
 struct Shared {
     /// Whose fetches are woken.
@@ -84,43 +65,20 @@ struct Shared {
     listening: AtomicBool,
     /// When another process was last heard of.
     heard_at: Mutex<Option<Instant>>,
-    /// Queues that other processes are still to be told about, by haste.
-    unsent: [AtomicU8; Haste::ALL.len()],
-    send: Notify,
+    words: Words,
+    /// Nobody wants to listen any more.
+    stopped: AtomicBool,
+    ends: Notify,
 }
 
 impl Shared {
-    /// Can be dropped and called again at any point.
-    async fn something_to_send(&self, last: Option<Instant>) {
-        loop {
-            let is_unsent = |haste: &Haste| self.unsent[*haste as usize].load(Ordering::Acquire) != 0;
-            let due = match (Haste::ALL.into_iter().find(is_unsent), last) {
-                (None, _) => {
-                    self.send.notified().await;
-                    continue;
-                }
-                (Some(_), None) => return,
-                (Some(haste), Some(last)) => last + haste.interval(),
-            };
-            // Something more urgent may come meanwhile.
-            if tokio::time::timeout_at(due, self.send.notified()).await.is_err() {
-                return;
-            }
-        }
-    }
-
-    fn take_unsent(&self) -> u8 {
-        let take = |bits: &AtomicU8| bits.swap(0, Ordering::AcqRel);
-        self.unsent.iter().map(take).fold(0, |all, bits| all | bits)
-    }
-
     fn heard(&self) -> MutexGuard<'_, Option<Instant>> {
         self.heard_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wake(&self, bits: u8, reason: Reason) {
         if let Some(inner) = self.inner.get().and_then(Weak::upgrade) {
-            for queue in [Queue::Orchestrator, Queue::Worker] {
+            for queue in Queue::ALL {
                 if bits & queue.bit() != 0 {
                     inner.woken(queue, reason, None);
                 }
@@ -158,9 +116,14 @@ impl Waker {
 
     /// Something was put into a queue: tells other processes.
     pub(crate) fn tell_others(&self, queue: Queue, haste: Haste) {
-        if self.listener.is_some() && self.shared.unsent[haste as usize].fetch_or(queue.bit(), Ordering::AcqRel) == 0 {
-            self.shared.send.notify_one();
+        if self.listener.is_some() {
+            self.shared.words.add(queue, haste);
         }
+    }
+
+    /// This process takes nothing any more: others are told at once of what is left.
+    pub(crate) fn hurry(&self) {
+        self.shared.words.hurry();
     }
 
     /// How long a waiter may sleep without being woken.
@@ -177,9 +140,15 @@ impl Waker {
         self.shared.heard().is_some_and(|at| at.elapsed() < POLL_WITH_LISTENER)
     }
 
+    /// Others still hear of what they were to be told, if this can be said at once.
     pub(crate) fn stop(&self) {
         if let Some(task) = self.task.get() {
-            task.abort();
+            self.shared.stopped.store(true, Ordering::SeqCst);
+            if self.shared.listening.load(Ordering::SeqCst) {
+                self.shared.ends.notify_one();
+            } else {
+                task.abort();
+            }
         }
     }
 }
@@ -194,15 +163,19 @@ impl Drop for Waker {
 async fn run(shared: Arc<Shared>, channel: String, connector: Arc<Connector>) {
     let mut backoff = FIRST_RECONNECT;
     loop {
-        match listen(&shared, &channel, &connector, &mut backoff).await {
+        let result = listen(&shared, &channel, &connector, &mut backoff).await;
+        let listened = shared.listening.swap(false, Ordering::SeqCst);
+        metrics::listener(if listened { "lost" } else { "failed" });
+        if shared.stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        match result {
             Ok(()) => debug!("the connection for LISTEN ended; connecting again"),
             Err(error) => warn!(
                 error = crate::error::describe_call(&*error),
                 "cannot LISTEN for wake-ups; polling instead"
             ),
         }
-        let listened = shared.listening.swap(false, Ordering::AcqRel);
-        metrics::listener(if listened { "lost" } else { "failed" });
         // Whoever sleeps at the pace of a listener must know that there is none.
         shared.wake(u8::MAX, Reason::Listener);
         tokio::time::sleep(jittered(backoff)).await;
@@ -233,70 +206,35 @@ async fn listen(
     // What was sent while nobody listened is lost: everybody looks once.
     shared.wake(u8::MAX, Reason::Listener);
 
-    let mut last_sent = None;
     loop {
+        let mut is_end = false;
         tokio::select! {
             notification = notifications.recv() => match notification {
                 // Waiters of this process were woken when the row was enqueued.
-                Some(notification) if notification.process_id() == own_process => {}
+                Some(notification) if notification.process_id() == own_process => continue,
                 Some(notification) => {
                     *shared.heard() = Some(Instant::now());
                     shared.wake(notification.payload().parse().unwrap_or(u8::MAX), Reason::Notified);
+                    continue;
                 }
                 None => return Ok(()),
             },
-            () = shared.something_to_send(last_sent) => {
-                let bits = shared.take_unsent();
-                if let Err(error) = client.query(&notify, &[&channel, &bits.to_string()]).await {
-                    shared.unsent[Haste::Now as usize].fetch_or(bits, Ordering::AcqRel);
-                    return Err(error.into());
+            () = shared.ends.notified() => is_end = true,
+            () = shared.words.due() => {}
+        }
+        let queues = shared.words.take(is_end);
+        if !queues.is_empty() {
+            let bits = queues.iter().fold(0, |bits, queue| bits | queue.bit()).to_string();
+            let sent = tokio::time::timeout(SEND_TIMEOUT, client.query(&notify, &[&channel, &bits])).await;
+            if let Err(error) = sent.map_err(Box::from).and_then(|sent| sent.map_err(Box::from)) {
+                for queue in queues {
+                    shared.words.add(queue, Haste::Now);
                 }
-                last_sent = Some(Instant::now());
+                return Err(error);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::pin::pin;
-
-    use futures_util::FutureExt;
-
-    use super::*;
-
-    fn tell(shared: &Shared, queue: Queue, haste: Haste) {
-        shared.unsent[haste as usize].fetch_or(queue.bit(), Ordering::AcqRel);
-        shared.send.notify_one();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_first_word_is_sent_at_once_and_the_next_as_soon_as_it_is_urgent() {
-        for haste in Haste::ALL {
-            let shared = Shared::default();
-            let last = Instant::now();
-            assert!(shared.something_to_send(Some(last)).now_or_never().is_none());
-            tell(&shared, Queue::Worker, haste);
-            assert!(shared.something_to_send(None).now_or_never().is_some(), "{haste:?}");
-            let long_ago = last.checked_sub(haste.interval()).expect("up for a second");
-            shared.something_to_send(Some(long_ago)).await;
-            assert_eq!(Instant::now(), last, "{haste:?}");
-            shared.something_to_send(Some(last)).await;
-            assert_eq!(Instant::now(), last + haste.interval(), "{haste:?}");
+        if is_end {
+            return Ok(());
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_urgent_takes_along_what_is_not() {
-        let shared = Shared::default();
-        let last = Instant::now();
-        tell(&shared, Queue::Orchestrator, Haste::Soon);
-        let mut waiting = pin!(shared.something_to_send(Some(last)));
-        assert!((&mut waiting).now_or_never().is_none());
-        tell(&shared, Queue::Worker, Haste::Now);
-        waiting.await;
-        assert_eq!(Instant::now(), last + Haste::Now.interval());
-        assert_eq!(shared.take_unsent(), Queue::Orchestrator.bit() | Queue::Worker.bit());
-        assert_eq!(shared.take_unsent(), 0);
     }
 }

@@ -191,7 +191,10 @@ begin
                       from unnest(v_turns) as t (turn)) as t
              where p_clears_kv[t.turn]
                 or t.turn = any (p_kv_turns)
-                or (t.ends and exists (select from kv_delta as d where d.instance_id = p_instance_ids[t.turn]))
+                or (t.ends and exists (select from kv_delta as d
+                                        where d.instance_id = p_instance_ids[t.turn]
+                                       -- Looked up, never hashed as a whole.
+                                       offset 0))
         loop
             perform apply_kv(p_instance_ids[v_turn], p_clears_kv[v_turn], array_agg(k.key), array_agg(k.value),
                              array_agg(k.updated_at_ms), v_ends)

@@ -65,7 +65,6 @@ impl World {
         }
     }
 
-    /// The one number a query returns.
     /// Another process on the same schema, and what it asks of the server.
     pub async fn another_process(&self) -> (Arc<PostgresProvider>, Proxy) {
         let proxy = Proxy::start(&self.schema.url);
@@ -73,6 +72,7 @@ impl World {
         (Arc::new(builder.connect().await.expect("provider")), proxy)
     }
 
+    /// The one number a query returns.
     pub async fn number(&self, query: &str, parameters: &[&(dyn ToSql + Sync)]) -> i64 {
         self.admin.query_one(query, parameters).await.expect(query).get(0)
     }

@@ -58,6 +58,7 @@ const HISTORY_OF_A_BUSY_YEAR: &str = "
     values ('target', 'Test', '1.0.0', 1, now(), now());
     insert into executions (instance_id, execution_id, status, started_at) values ('target', 1, 'Running', now());
     insert into history (instance_id, execution_id, event_id, event_data) select 'target', 1, e, '{}' from generate_series(1, 50) as e;
+    insert into kv_delta (instance_id, key, value, last_updated_at_ms) select 'idle-' || i, 'k', 'v', 0 from generate_series(100, 20000) as i;
 ";
 
 /// A connection that reports the plan of every statement, those inside functions too.
@@ -315,7 +316,7 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
             )
             .await,
     );
-    leased(explained, "mailboxes", &waited_for).await;
+    let waited_for_lease = leased(explained, "mailboxes", &waited_for).await;
     let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 16, gen_random_uuid(), false)";
     faults.extend(explained.judge("fetch_orchestration_item, many", fetch, &[]).await);
     let lease = leased(explained, "mailboxes", "target").await;
@@ -323,12 +324,12 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge(
                 "ack_orchestration_items",
-                "select * from ack_orchestration_items(array['target', 'idle-9'], array[$1, gen_random_uuid()], \
+                "select * from ack_orchestration_items(array['target', $5], array[$1, $6]::uuid[], \
                  array[gen_random_uuid(), gen_random_uuid()], array[1, 1]::bigint[], array[null, 'Completed'], \
                  array[null, 'done'], array['Test', null], array['1.0.0', null], array[null, null]::text[], \
                  array[null, null]::bigint[], array[true, false], array['status', null], array[false, false], \
-                 array[gen_random_uuid(), null], array[$2::bigint, 1], array[$2::bigint, 1], \
-                 array[1, 2], array[$2::bigint, 1], array[$3, '{}'], \
+                 array[gen_random_uuid(), null], array[$2::bigint, 200], array[$2::bigint, 200], \
+                 array[1, 2], array[$2::bigint, 200], array[$3, '{}'], \
                  array[1], array['k'], array['v'], array[1]::bigint[], \
                  array[1], array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], array[$4], \
                  array[gen_random_uuid()], array[30000]::bigint[], \
@@ -340,6 +341,8 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
                     &(200 + round),
                     &serde_json::to_string(&scheduled("target", 2)).expect("JSON"),
                     &json(&activity("target", 7)),
+                    &waited_for,
+                    &waited_for_lease,
                 ],
             )
             .await,

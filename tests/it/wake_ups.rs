@@ -144,7 +144,6 @@ async fn what_another_process_enqueues_wakes_who_waits() {
     }
 }
 
-/// The connection for LISTEN is killed, and cannot be had again for a while.
 #[tokio::test]
 async fn what_nobody_here_has_time_for_wakes_who_waits_elsewhere() {
     let world = World::new().await;
@@ -162,6 +161,7 @@ async fn what_nobody_here_has_time_for_wakes_who_waits_elsewhere() {
     }
 }
 
+/// The connection for LISTEN is killed, and cannot be had again for a while.
 #[tokio::test]
 async fn work_arrives_without_a_listener_and_the_listener_comes_back() {
     for queue in BOTH {

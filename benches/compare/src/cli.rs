@@ -57,7 +57,9 @@ pub struct RunArgs {
     /// What to measure, separated by commas [default: everything]
     #[arg(long, short, value_enum, value_delimiter = ',', value_name = "LIST")]
     pub workloads: Vec<Name>,
-    /// Only the points of them whose names contain this, as they stand in the report: "8/8, 0 ms", "4 nodes"
+    /// Only the points of them whose names contain this, as they stand in the report: "8/8, 0 ms", "4 nodes".
+    ///
+    /// In the report a workload is always one run: its other points are gone. Use --out to keep them.
     #[arg(long, short, value_name = "TEXT")]
     pub points: Option<String>,
     /// Who takes part, separated by commas [default: everybody]

@@ -388,7 +388,9 @@ async fn activities_leave_the_same_behind() {
                 ack.await;
             }
         } else {
+            let calls = world.proxy.calls_of(ACTIVITY_ACKS);
             together(&world, ACTIVITY_ACKS, acks.collect::<Vec<_>>()).await;
+            assert_eq!(world.proxy.calls_of(ACTIVITY_ACKS), calls + 2);
         }
         seen.extend(traces(&world).await);
         left.push(seen);

@@ -57,7 +57,7 @@ async fn leased(world: &World) -> i64 {
     world.number(leased, &[]).await
 }
 
-/// One look brings two, as long as each of them seems to take a moment only: on a busy machine not always.
+/// One look brings two, as long as each of them seems to be short: on a busy machine not always.
 #[tokio::test]
 async fn whoever_comes_back_often_has_the_next_already() {
     let world = World::new().await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use duroxide::providers::{Provider, TagFilter};
 
-use super::{PATIENT, Queue, SOON, WOKEN, Waiting};
+use super::{PATIENT, Queue, WOKEN, Waiting};
 use crate::batching::{World, begin};
 use crate::fixtures::{LOCK, NOW, activity, completed, create};
 
@@ -34,7 +34,7 @@ async fn ack(world: &World, instance: &str, token: &str) {
     acked.expect("ack");
 }
 
-/// From now on it is known that activities take a moment only.
+/// From now on it is known that activities are short.
 async fn works_briefly(world: &World) {
     for id in 1..10 {
         let sent = world.provider.enqueue_for_worker(activity("brief", id)).await;
@@ -142,5 +142,5 @@ async fn what_rests_is_not_kept_from_others() {
     let waits_there = Waiting::begin(&other, Queue::Turns).await;
     ack(&world, INSTANCE, &one).await;
     drop(waits_here);
-    assert_eq!(waits_there.gets(SOON).await, (INSTANCE.to_string(), 1));
+    assert_eq!(waits_there.gets(WOKEN).await, (INSTANCE.to_string(), 1));
 }
