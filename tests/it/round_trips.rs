@@ -13,6 +13,7 @@ use duroxide::providers::{
     SessionFetchConfig, TagFilter,
 };
 use futures_util::future::poll_fn;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use crate::fixtures::{
@@ -311,18 +312,16 @@ async fn an_idle_long_poll_hardly_asks() {
     panic!("statements in each of ten times 3 s");
 }
 
-/// A thousand enqueues are far fewer notifications.
-#[tokio::test]
-async fn notifications_are_coalesced() {
-    let schema = TestSchema::new();
-    let provider = schema.provider().await;
-    create(&*provider, "i").await;
+/// What processes tell each other, from now on, as long as the client lives.
+async fn notifications(schema: &TestSchema) -> (Client, UnboundedReceiver<String>) {
     let (listener, mut connection) = tokio_postgres::connect(&database_url(), NoTls).await.expect("connect");
-    let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, received) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-            if let AsyncMessage::Notification(notification) = message {
-                let _ = sender.send(notification.payload().to_string());
+            if let AsyncMessage::Notification(notification) = message
+                && sender.send(notification.payload().to_string()).is_err()
+            {
+                break;
             }
         }
     });
@@ -330,6 +329,16 @@ async fn notifications_are_coalesced() {
         .batch_execute(&format!("listen \"duroxide.{}\"", schema.name))
         .await
         .expect("listen");
+    (listener, received)
+}
+
+/// A thousand enqueues are far fewer notifications.
+#[tokio::test]
+async fn notifications_are_coalesced() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    create(&*provider, "i").await;
+    let (_listener, mut received) = notifications(&schema).await;
     let enqueues: Vec<_> = (0..8)
         .map(|_| {
             let provider = provider.clone();
@@ -354,4 +363,21 @@ async fn notifications_are_coalesced() {
     assert!((1..500).contains(&count), "{count} notifications for 1000 enqueues");
     let (_, token, _) = turn(&*provider, LOCK).await;
     ack(&*provider, &token, Ack::default()).await.expect("ack");
+}
+
+#[tokio::test]
+async fn what_others_are_still_to_hear_is_said_when_a_provider_closes() {
+    let schema = TestSchema::new();
+    let provider = schema.provider().await;
+    let (_listener, mut received) = notifications(&schema).await;
+    for instance in ["first", "second"] {
+        let sent = provider.enqueue_for_orchestrator(start(instance), None).await;
+        sent.expect("enqueue");
+        if instance == "second" {
+            // Too soon after the first to be said yet.
+            provider.close();
+        }
+        let word = tokio::time::timeout(Duration::from_secs(10), received.recv()).await;
+        assert_eq!(word.expect(instance).as_deref(), Some("1"));
+    }
 }
