@@ -107,7 +107,7 @@ impl<'a> ActivityAcks<'a> {
     }
 }
 
-/// How many instances rest until more of their activities have ended.
+/// Whether there are instances that rest until more of their activities have ended.
 pub(crate) fn some_rest(rows: &[Row]) -> bool {
     let resting: Option<Option<i32>> = rows.first().and_then(|row| row.try_get("resting").ok());
     resting.flatten().is_some_and(|resting| resting > 0)

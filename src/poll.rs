@@ -67,14 +67,14 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
 /// All fetches of one kind, by what they ask for.
 pub(crate) struct Line<R: Request> {
     groups: Mutex<HashMap<R, Group<R::Item>>>,
-    patient_at: Mutex<Option<Instant>>,
+    patient_until: Mutex<Option<Instant>>,
 }
 
 impl<R: Request> Default for Line<R> {
     fn default() -> Self {
         Self {
             groups: Mutex::default(),
-            patient_at: Mutex::default(),
+            patient_until: Mutex::default(),
         }
     }
 }
@@ -134,12 +134,12 @@ impl<R: Request> Line<R> {
     /// Whether there are some who wait for work, or did lately.
     pub(crate) fn is_attended(&self) -> bool {
         let is_recent = |at: Instant| at.elapsed() < ATTENDED;
-        self.has_waiters() || self.patient_at().is_some_and(is_recent)
+        self.has_waiters() || self.patient_until().is_some_and(is_recent)
     }
 
-    /// When one last came who waits for work.
-    fn patient_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.patient_at.lock().unwrap_or_else(PoisonError::into_inner)
+    /// When one last stopped who waited for work, with or without any.
+    fn patient_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.patient_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many wait for the same thing.
@@ -177,7 +177,12 @@ impl<R: Request> Line<R> {
         };
         too_old.into_iter().for_each(Granted::hand_back);
         Registered {
-            place: Place { inner, request, id },
+            place: Place {
+                inner,
+                request,
+                id,
+                patient: !impatient,
+            },
             group,
             answer: receiver,
             sooner,
@@ -341,12 +346,17 @@ struct Place<'a, R: Request> {
     inner: &'a Inner,
     request: &'a R,
     id: u64,
+    patient: bool,
 }
 
 impl<R: Request> Drop for Place<'_, R> {
     fn drop(&mut self) {
+        let line = R::line(self.inner);
+        if self.patient {
+            *line.patient_until() = Some(Instant::now());
+        }
         // Dropped after the lock: whoever subscribes to spans is told.
-        let waiter = (R::line(self.inner).lock().get_mut(self.request)).and_then(|group| group.leave(self.id));
+        let waiter = (line.lock().get_mut(self.request)).and_then(|group| group.leave(self.id));
         if waiter.is_some_and(|waiter| !waiter.impatient) {
             self.inner.set_leaving(true);
         }
@@ -393,7 +403,6 @@ impl Inner {
         let returns_to = (!impatient && request.is_repeated(self)).then_some(group);
         if !impatient {
             self.set_leaving(false);
-            *R::line(self).patient_at() = Some(now);
         }
         if let Ok(kept) = answer.try_recv() {
             return Fetch::of(Ok(kept), returns_to);

@@ -97,8 +97,8 @@ impl PostgresProvider {
 
     /// Closes the provider and its connections. Calls under way finish; later ones fail, and waiting fetches return empty.
     ///
-    /// Shut the runtime down first. Dropping the last clone does the same. Other processes are told meanwhile of what they can
-    /// take over, as long as the Tokio runtime lives: otherwise they find it by themselves, within a minute if they are idle.
+    /// Shut the runtime down first. Dropping the last clone does the same. What other processes are still to be told
+    /// by then is sent in the background, if the server can be reached; otherwise they find it by themselves, within a minute if they are idle.
     pub fn close(&self) {
         self.inner.close();
         // Those who wait find out.

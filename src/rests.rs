@@ -19,7 +19,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 const SWEEP_ABOVE: usize = 1024;
 
 #[derive(Default)]
-pub(crate) struct Rests(Mutex<HashMap<String, Rest>>);
+pub(crate) struct Rests(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    instances: HashMap<String, Rest>,
+    /// How many there were after the last sweep.
+    swept: usize,
+}
 
 struct Rest {
     until: Instant,
@@ -28,40 +35,46 @@ struct Rest {
 }
 
 impl Rests {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Rest>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether all of these may rest.
+    /// Whether all of these may rest, or go on with it.
     pub(crate) fn are_worth_it<'a>(&self, mut instances: impl Iterator<Item = &'a str>, now: Instant) -> bool {
-        let rests = self.lock();
-        instances
-            .all(|instance| (rests.get(instance)).is_none_or(|rest| rest.in_vain < OFTEN || rest.until + PAUSE <= now))
+        let state = self.lock();
+        instances.all(|instance| {
+            let is_paused = |rest: &Rest| rest.in_vain >= OFTEN && (rest.until..rest.until + PAUSE).contains(&now);
+            !state.instances.get(instance).is_some_and(is_paused)
+        })
     }
 
     /// Activities of this instance have ended; there are others, and it rests.
     pub(crate) fn begins(&self, instance: &str, now: Instant) {
-        let mut rests = self.lock();
-        if rests.len() > SWEEP_ABOVE {
-            rests.retain(|_, rest| rest.until + PAUSE > now);
+        let mut state = self.lock();
+        if state.instances.len() > SWEEP_ABOVE.max(2 * state.swept) {
+            state.instances.retain(|_, rest| rest.until + PAUSE > now);
+            state.swept = state.instances.len();
         }
         let until = now + REST;
-        match rests.get_mut(instance) {
-            Some(rest) if rest.until <= now => {
+        match state.instances.get_mut(instance) {
+            // It has not ended yet, and does not become longer.
+            Some(rest) if now < rest.until => {}
+            // Another process may have ended the last activity, so only what follows at once counts.
+            Some(rest) if now < rest.until + PAUSE => {
                 rest.until = until;
                 rest.in_vain += 1;
             }
-            // It has not ended yet, and does not become longer.
-            Some(_) => {}
+            Some(rest) => rest.until = until,
             None => {
-                rests.insert(instance.to_string(), Rest { until, in_vain: 0 });
+                let rest = Rest { until, in_vain: 0 };
+                state.instances.insert(instance.to_string(), rest);
             }
         }
     }
 
     /// The last activity of this instance has ended.
     pub(crate) fn ends(&self, instance: &str) {
-        self.lock().remove(instance);
+        self.lock().instances.remove(instance);
     }
 }
 
@@ -89,9 +102,21 @@ mod tests {
         now += PAUSE;
         assert!(is_worth_it(&rests, now));
         rests.begins("i", now);
-        assert!(!is_worth_it(&rests, now), "once more in vain");
+        assert!(is_worth_it(&rests, now + REST / 2), "it goes on");
+        assert!(!is_worth_it(&rests, now + REST), "once more in vain");
         rests.ends("i");
-        assert!(is_worth_it(&rests, now));
+        assert!(is_worth_it(&rests, now + REST));
+    }
+
+    #[test]
+    fn rests_with_pauses_between_them_are_not_in_vain() {
+        let rests = Rests::default();
+        let mut now = Instant::now();
+        for _ in 0..10 {
+            assert!(is_worth_it(&rests, now));
+            rests.begins("i", now);
+            now += REST + PAUSE;
+        }
     }
 
     #[test]
@@ -102,6 +127,6 @@ mod tests {
             rests.begins(&number.to_string(), now);
         }
         rests.begins("i", now + REST + PAUSE);
-        assert_eq!(rests.lock().len(), 1);
+        assert_eq!(rests.lock().instances.len(), 1);
     }
 }

@@ -165,10 +165,10 @@ async fn run(shared: Arc<Shared>, channel: String, connector: Arc<Connector>) {
     loop {
         let result = listen(&shared, &channel, &connector, &mut backoff).await;
         let listened = shared.listening.swap(false, Ordering::SeqCst);
-        metrics::listener(if listened { "lost" } else { "failed" });
         if shared.stopped.load(Ordering::SeqCst) {
             return;
         }
+        metrics::listener(if listened { "lost" } else { "failed" });
         match result {
             Ok(()) => debug!("the connection for LISTEN ended; connecting again"),
             Err(error) => warn!(
@@ -190,7 +190,7 @@ async fn listen(
     backoff: &mut Duration,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
     let (sender, mut notifications) = mpsc::unbounded_channel();
-    let (client, _task) = connector.connect(Some(sender)).await?;
+    let (client, connection) = connector.connect(Some(sender)).await?;
     // A NOTIFY is not data either.
     client
         .batch_execute(&format!(
@@ -230,6 +230,8 @@ async fn listen(
                 for queue in queues {
                     shared.words.add(queue, Haste::Now);
                 }
+                // It may wait for an answer for ever.
+                connection.abort();
                 return Err(error);
             }
         }

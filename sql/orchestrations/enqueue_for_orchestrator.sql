@@ -2,7 +2,8 @@
 -- p_visible_at_ms: when a message is due by the caller's wish (a timer); p_delays_ms: how long it stays
 -- hidden by the database clock; both NULL: visible at once.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances are claimed as well, if that can be had at once; the rows are
--- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns.
+-- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns; an instance that begins here
+-- needs none of its looks.
 -- With the first row: how many of the instances somebody should look for, those claimed here included.
 -- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007.
 create or replace function enqueue_for_orchestrator(
@@ -38,7 +39,10 @@ language plpgsql
 as $$
 #variable_conflict use_column
 declare
+    -- What one turn takes at most: beyond that, claim_turn decides.
+    c_max_message_bytes constant integer := 16777216;
     v_marked     boolean;
+    v_id         bigint;
     v_now        timestamptz;
     v_visible_at timestamptz[];
     v_due        text[];
@@ -58,9 +62,34 @@ begin
               from unnest(p_visible_at_ms, p_delays_ms) as t (visible_at_ms, delay_ms));
     end if;
 
-    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-    select t.instance_id, t.visible_at, t.kind, t.work_item
-      from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items) as t (instance_id, visible_at, kind, work_item);
+    if p_turn_limit > 0 and cardinality(p_instance_ids) = 1 and p_kinds[1] = 's' and v_visible_at[1] = v_now then
+        -- A start that somebody waits for: its mailbox is born leased.
+        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+        values (p_instance_ids[1], v_now, 's', p_work_items[1])
+        returning id into v_id;
+        if octet_length(p_work_items[1]) < c_max_message_bytes
+           and not exists (select from history as h where h.instance_id = p_instance_ids[1]) then
+            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
+                                        cached_by, cached_execution_id, cached_event_id)
+            values (p_instance_ids[1], clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', p_turn_leases[1],
+                    array[v_id], v_now, p_node, 1, 0)
+                on conflict (instance_id) do nothing
+            returning m.instance_id, m.lease, m.history_epoch into instance_id, lease, history_epoch;
+            if found then
+                to_look_for := 1;
+                attempt_count := 1;
+                execution_id := 1;
+                messages := p_work_items;
+                cached_event_id := 0;
+                return next;
+                return;
+            end if;
+        end if;
+    else
+        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+        select t.instance_id, t.visible_at, t.kind, t.work_item
+          from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items) as t (instance_id, visible_at, kind, work_item);
+    end if;
 
     v_due := wake_mailboxes(p_instance_ids, v_visible_at, v_marked, p_node);
 
