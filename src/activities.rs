@@ -1,5 +1,6 @@
 //! The worker queue: `sql/activities`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +10,16 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
+use uuid::Uuid;
 
 use crate::activity_ack::{ActivityAck, ActivityAcks, some_rest};
+use crate::activity_handover::{ActivityHandover, Coming};
 use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::follow::Follow;
-use crate::handover::{during, may_have_spoilt};
+use crate::handover::{To, during, may_have_spoilt};
 use crate::inner::Inner;
 use crate::messages::enqueue_error;
 use crate::rests::REST;
@@ -24,6 +27,8 @@ use crate::token::ActivityToken;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
 use crate::work_item::{Activities, completion};
+
+const ENQUEUE: &str = "enqueue_for_worker";
 
 impl Inner {
     /// Calls a function whose first parameters say which leased activity it is about.
@@ -131,7 +136,7 @@ impl Inner {
             let columns = ActivityAcks::new(&acks);
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
             let instances: Vec<_> = completed.map(|(instance_id, _)| instance_id.as_str()).collect();
-            let mut turns = TurnHandover::new(&self, instances.iter().copied());
+            let mut turns = TurnHandover::new(&self, To::WhoeverWaits, instances.iter().copied());
             let rest = self.rest(&instances);
             let rest_ms = encode::milliseconds(rest);
             let call = async |turns: &TurnHandover, follow: &Follow| {
@@ -200,47 +205,72 @@ impl Inner {
         Ok(())
     }
 
-    pub(crate) async fn enqueue_for_worker(self: &Arc<Self>, item: &WorkItem) -> Result<(), Failure> {
-        const OPERATION: &str = "enqueue_for_worker";
-        let mut activities = Activities::default();
-        activities.push(OPERATION, item)?;
-        let sent = self.new_activities.tell(self, Arc::new(activities)).await;
-        sent.map_err(|error| enqueue_error(OPERATION, &error))
+    pub(crate) async fn enqueue_for_worker(self: &Arc<Self>, item: WorkItem) -> Result<(), Failure> {
+        let mut columns = Activities::default();
+        columns.push(ENQUEUE, &item)?;
+        let activity = NewActivity {
+            columns,
+            item,
+            lease: Uuid::new_v4(),
+        };
+        let sent = self.new_activities.tell(self, Arc::new(activity)).await;
+        sent.map_err(|error| enqueue_error(ENQUEUE, &error))
     }
 
     /// Many activities in one call.
     pub(crate) fn send_activities(
         self: Arc<Self>,
-        activities: Vec<Arc<Activities>>,
+        activities: Vec<Arc<NewActivity>>,
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
-            let follow = Follow::new(&self, [Some(Queue::Worker)]);
-            let sent = self.send_activity_columns(&activities, &follow).await;
+            let coming = activities.iter().map(|activity| activity.coming()).collect();
+            let handover = ActivityHandover::new(&self, To::WhoeverAsksNext, coming);
+            let leaves_some = handover.leaves_some();
+            let follow = Follow::new(&self, [leaves_some.then_some(Queue::Worker)]);
+            let call = self.send_activity_columns(&activities, handover.lease_ms(), &follow);
+            let sent = during(handover.handovers(), call).await.and_then(|rows| handed(&rows));
+            let look = leaves_some || sent.is_err();
+            let answers = match sent {
+                Ok(rows) => {
+                    handover.land(rows, |_| None);
+                    Ok(vec![(); activities.len()])
+                }
+                Err(error) => {
+                    if error.is_ambiguous() {
+                        handover.is_lost();
+                    }
+                    Err(error)
+                }
+            };
+            self.activities.filled(activities.len());
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
-            self.enqueued(Queue::Worker, Some(follow.id()));
-            batch::answers(sent.map(|_| vec![(); activities.len()]), activities.len())
+            self.made_due(Queue::Worker, look, Some(follow.id()));
+            batch::answers(answers, activities.len())
         }
         .boxed()
     }
 
     async fn send_activity_columns(
         &self,
-        activities: &[Arc<Activities>],
+        activities: &[Arc<NewActivity>],
+        lease_ms: &[Option<i64>],
         follow: &Follow,
     ) -> Result<Vec<Row>, CallError> {
         let texts = |column: fn(&Activities) -> &Vec<String>| -> Vec<&str> {
-            activities
-                .iter()
-                .flat_map(|one| column(one))
-                .map(String::as_str)
-                .collect()
+            let columns = activities.iter().flat_map(|one| column(&one.columns));
+            columns.map(String::as_str).collect()
         };
         let ids = |column: fn(&Activities) -> &Vec<i64>| -> Vec<i64> {
-            activities.iter().flat_map(|one| column(one)).copied().collect()
+            activities
+                .iter()
+                .flat_map(|one| column(&one.columns))
+                .copied()
+                .collect()
         };
+        let leases: Vec<Uuid> = activities.iter().map(|one| one.lease).collect();
         self.caller
             .call_followed(
-                "enqueue_for_worker",
+                ENQUEUE,
                 &[
                     &texts(|one| &one.instance_ids),
                     &ids(|one| &one.execution_ids),
@@ -248,6 +278,8 @@ impl Inner {
                     &texts(|one| &one.tags),
                     &texts(|one| &one.sessions),
                     &texts(|one| &one.items),
+                    &leases,
+                    &lease_ms,
                 ],
                 Some(follow),
             )
@@ -255,10 +287,35 @@ impl Inner {
     }
 }
 
-impl batch::Request for Activities {
-    fn bytes(&self) -> usize {
-        self.items.iter().map(String::len).sum()
+/// One activity for the queue.
+pub(crate) struct NewActivity {
+    columns: Activities,
+    item: WorkItem,
+    /// Should it be handed over.
+    lease: Uuid,
+}
+
+impl NewActivity {
+    fn coming(&self) -> Coming<'_> {
+        Coming {
+            columns: &self.columns,
+            place: 0,
+            item: &self.item,
+            lease: self.lease,
+        }
     }
+}
+
+impl batch::Request for NewActivity {
+    fn bytes(&self) -> usize {
+        self.columns.items.iter().map(String::len).sum()
+    }
+}
+
+/// The rows of those activities that are leased.
+fn handed(rows: &[Row]) -> Result<HashMap<Uuid, i64>, CallError> {
+    let row = rows.first().ok_or(CallError::NoAnswer)?;
+    Ok(crate::turn_ack::handed(row)?.collect())
 }
 
 fn activity_token(operation: &str, token: &str) -> Result<ActivityToken, Failure> {

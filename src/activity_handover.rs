@@ -1,45 +1,95 @@
-//! Activities that go from the turn that schedules them straight to workers who wait (see `handover.rs`).
+//! Activities that go from whoever schedules them straight to workers who wait, or who usually ask at once (see `handover.rs`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use duroxide::providers::WorkItem;
+use uuid::Uuid;
+
 use crate::activity_fetch::{ActivityRequest, Claimed};
 use crate::encode;
 use crate::granted::Granted;
-use crate::handover::Handover;
+use crate::handover::{Handover, To};
 use crate::history::Tail;
 use crate::inner::Inner;
 use crate::poll::Request;
 use crate::token::ActivityToken;
 use crate::turn_ack::{TurnAck, TurnAnswer};
 use crate::wake::Queue;
+use crate::work_item::Activities;
 
-/// What the ends of some turns hand over.
-pub(crate) struct ActivityHandover {
+/// An activity that is about to be put into the queue.
+#[derive(Clone, Copy)]
+pub(crate) struct Coming<'a> {
+    pub(crate) columns: &'a Activities,
+    /// Which of them it is.
+    pub(crate) place: usize,
+    pub(crate) item: &'a WorkItem,
+    /// Should it be handed over.
+    pub(crate) lease: Uuid,
+}
+
+impl Coming<'_> {
+    /// `id`: 0 if it is not known.
+    fn token(&self, id: i64) -> ActivityToken {
+        ActivityToken {
+            lease: self.lease,
+            execution_id: self.columns.execution_ids[self.place],
+            activity_id: self.columns.activity_ids[self.place],
+            id,
+            instance_id: self.columns.instance_ids[self.place].clone(),
+        }
+    }
+}
+
+/// What a call hands over.
+pub(crate) struct ActivityHandover<'a> {
     inner: Arc<Inner>,
-    /// For each activity of all turns, one after the other: its turn, and its place there.
-    places: Vec<(usize, usize)>,
-    /// How long it is leased, if it is.
+    coming: Vec<Coming<'a>>,
+    /// How long each is leased, if it is.
     lease_ms: Vec<Option<i64>>,
     handed: Vec<Handover<ActivityRequest>>,
 }
 
-impl ActivityHandover {
-    pub(crate) fn new(inner: &Arc<Inner>, acks: &[Arc<TurnAck>]) -> Self {
-        let places: Vec<_> = (acks.iter().enumerate())
-            .flat_map(|(turn, ack)| (0..ack.worker_items.len()).map(move |place| (turn, place)))
-            .collect();
-        let mut lease_ms = vec![None; places.len()];
+impl<'a> ActivityHandover<'a> {
+    pub(crate) fn new(inner: &Arc<Inner>, to: To, coming: Vec<Coming<'a>>) -> Self {
+        Self::of(inner, to, coming, |_| true)
+    }
+
+    /// Of those that the ends of these turns schedule, one turn after the other.
+    pub(crate) fn of_turns(inner: &Arc<Inner>, acks: &'a [Arc<TurnAck>]) -> Self {
+        let of_turn = |ack: &'a Arc<TurnAck>| {
+            let leased = ack.worker_items.iter().zip(&ack.activity_leases).enumerate();
+            leased.map(|(place, (item, lease))| {
+                let columns = &ack.activities;
+                Coming {
+                    columns,
+                    place,
+                    item,
+                    lease: *lease,
+                }
+            })
+        };
+        let turns = turns_of(acks);
+        // What is cancelled in the same breath must not begin.
+        Self::of(
+            inner,
+            To::WhoeverWaits,
+            acks.iter().flat_map(of_turn).collect(),
+            |position| acks[turns[position]].cancelled.activity_ids.is_empty(),
+        )
+    }
+
+    fn of(inner: &Arc<Inner>, to: To, coming: Vec<Coming<'a>>, may_begin: impl Fn(usize) -> bool) -> Self {
+        let mut lease_ms = vec![None; coming.len()];
         let mut handed = Vec::new();
-        if !places.is_empty() {
-            handed = inner.activities.hand_over(inner, places.len(), |request, position| {
-                let (turn, place) = places[position];
-                let (activities, cancelled) = (&acks[turn].activities, &acks[turn].cancelled);
-                // What is cancelled in the same breath must not begin.
-                activities.sessions[place].is_empty()
-                    && cancelled.activity_ids.is_empty()
-                    && request.takes(&activities.tags[place])
-            });
+        if !coming.is_empty() {
+            handed = inner
+                .activities
+                .hand_over(inner, coming.len(), to, |request, position| {
+                    let Coming { columns, place, .. } = coming[position];
+                    columns.sessions[place].is_empty() && request.takes(&columns.tags[place]) && may_begin(position)
+                });
         }
         for handover in &handed {
             for position in &handover.items {
@@ -48,7 +98,7 @@ impl ActivityHandover {
         }
         Self {
             inner: Arc::clone(inner),
-            places,
+            coming,
             lease_ms,
             handed,
         }
@@ -67,40 +117,43 @@ impl ActivityHandover {
         &self.handed
     }
 
-    /// The call has been answered.
-    pub(crate) fn land(self, acks: &[Arc<TurnAck>], answers: &[TurnAnswer]) {
-        let rows: HashMap<_, _> = answers
-            .iter()
-            .flat_map(|answer| answer.handed.iter().copied())
-            .collect();
+    /// Turns have ended.
+    pub(crate) fn turns_land(self, acks: &[Arc<TurnAck>], answers: &[TurnAnswer]) {
+        let turns = turns_of(acks);
+        let rows = answers.iter().flat_map(|answer| answer.handed.iter().copied());
+        let history = |position: usize| {
+            let (ack, answer) = (&acks[turns[position]], answers.get(turns[position])?);
+            let (epoch, last_event_id) = answer.history_epoch.zip(ack.last_event_id())?;
+            Some((
+                ack.token.instance_id.clone(),
+                Tail {
+                    epoch: Some(epoch),
+                    execution_id: ack.execution_id,
+                    cached_event_id: last_event_id,
+                    events: Vec::new(),
+                },
+            ))
+        };
+        self.land(rows.collect(), history);
+    }
+
+    /// The call was answered: the rows of what is leased. `history`: what is known of an instance's, by the position of the activity.
+    pub(crate) fn land(self, rows: HashMap<Uuid, i64>, history: impl Fn(usize) -> Option<(String, Tail)>) {
         for handover in self.handed {
             let lock_timeout = handover.request().lock_timeout();
             let granted = handover.items.iter().filter_map(|position| {
-                let (turn, place) = self.places[*position];
-                let (ack, answer) = (&acks[turn], answers.get(turn)?);
-                let token = ActivityToken {
-                    lease: ack.activity_leases[place],
-                    execution_id: ack.activities.execution_ids[place],
-                    activity_id: ack.activities.activity_ids[place],
-                    id: *rows.get(&ack.activity_leases[place])?,
-                    instance_id: ack.activities.instance_ids[place].clone(),
-                };
+                let coming = &self.coming[*position];
+                let token = coming.token(*rows.get(&coming.lease)?);
                 self.inner.leases.extended(token.lease, lock_timeout);
-                let tail = answer
-                    .history_epoch
-                    .zip(ack.last_event_id())
-                    .map(|(epoch, last_event_id)| Tail {
-                        epoch: Some(epoch),
-                        execution_id: ack.execution_id,
-                        cached_event_id: last_event_id,
-                        events: Vec::new(),
-                    });
-                let (item, lease, token) = (ack.worker_items[place].clone(), token.lease, token.to_string());
-                let ahead = tail
-                    .filter(|_| ack.activities.instance_ids[place] == ack.token.instance_id)
-                    .map(|tail| (ack.token.instance_id.clone(), tail));
-                let claimed = Claimed::new((item, token.clone(), 1), ahead);
-                Some(Granted::new(&self.inner, Queue::Worker, lease, token, claimed))
+                let ahead = history(*position).filter(|(instance_id, _)| *instance_id == token.instance_id);
+                let claimed = Claimed::new((coming.item.clone(), token.to_string(), 1), ahead);
+                Some(Granted::new(
+                    &self.inner,
+                    Queue::Worker,
+                    token.lease,
+                    token.to_string(),
+                    claimed,
+                ))
             });
             let mut granted: Vec<_> = granted.collect();
             if handover.is_stale() {
@@ -109,4 +162,25 @@ impl ActivityHandover {
             handover.land(granted);
         }
     }
+
+    /// Nobody knows whether they are leased: whoever looks for them shall not have to wait for the leases' end.
+    pub(crate) fn is_lost(self) {
+        for handover in self.handed {
+            for position in &handover.items {
+                let token = self.coming[*position].token(0);
+                self.inner
+                    .leases
+                    .extended(token.lease, handover.request().lock_timeout());
+                Granted::new(&self.inner, Queue::Worker, token.lease, token.to_string(), ()).hand_back();
+            }
+        }
+    }
+}
+
+/// For each activity of all turns, one after the other: its turn.
+fn turns_of(acks: &[Arc<TurnAck>]) -> Vec<usize> {
+    let turns = acks.iter().enumerate();
+    turns
+        .flat_map(|(turn, ack)| std::iter::repeat_n(turn, ack.worker_items.len()))
+        .collect()
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tracing::debug;
 use uuid::Uuid;
 
@@ -47,16 +49,22 @@ impl<T> Granted<T> {
     pub(crate) fn hand_back(mut self) {
         self.pause = None;
     }
-}
 
-impl<T> Drop for Granted<T> {
-    fn drop(&mut self) {
-        let (Some(_), Ok(runtime)) = (&self.item, tokio::runtime::Handle::try_current()) else {
-            return;
-        };
+    /// The same, and waits until whoever asks next can have it.
+    pub(crate) async fn handed_back(mut self) {
+        self.pause = None;
+        if let Some(abandoning) = self.abandon() {
+            let _ = abandoning.await;
+        }
+    }
+
+    /// In a task, if there is a runtime for it: whoever wants it done may go away.
+    fn abandon(&mut self) -> Option<JoinHandle<()>> {
+        let runtime = Handle::try_current().ok()?;
+        self.item.take()?;
         let (inner, token) = (Arc::clone(&self.inner), std::mem::take(&mut self.token));
         let (queue, pause) = (self.queue, self.pause);
-        runtime.spawn(async move {
+        Some(runtime.spawn(async move {
             let result = match queue {
                 Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, pause).await,
                 Queue::Worker => inner.abandon_work_item(&token, None, true, pause.is_none()).await,
@@ -64,6 +72,12 @@ impl<T> Drop for Granted<T> {
             if let Err(error) = result {
                 debug!(%error, "could not hand back the lease of a dropped fetch; it will expire");
             }
-        });
+        }))
+    }
+}
+
+impl<T> Drop for Granted<T> {
+    fn drop(&mut self) {
+        self.abandon();
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! What a call puts into a queue often meets idle dispatchers in its own process. Then the same call leases it for them, and they
 //! have it when it has committed: nobody has to look for it, and no other process is woken for nothing. What is in the queue
-//! already comes first: only those are served who have looked and found nothing.
+//! already comes first: only those are served who have looked and found nothing. An enqueue also serves those who have yet to ask, if they
+//! usually do so at once (see `habit.rs`).
 
 use std::future::Future;
 use std::pin::pin;
@@ -19,6 +20,14 @@ use crate::look::{Found, Look, send_look};
 use crate::poll::{Line, Request};
 use crate::telemetry::metrics;
 use crate::waiters::{SLOW_LOOK, Sent};
+
+/// Whom something can be handed over to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum To {
+    WhoeverWaits,
+    /// And to those who usually ask for it as soon as it is there.
+    WhoeverAsksNext,
+}
 
 /// Items under way to some who wait for the same thing. Dropped, those look for themselves.
 pub(crate) struct Handover<R: Request> {
@@ -85,13 +94,15 @@ impl<R: Request> Line<R> {
         &self,
         inner: &Arc<Inner>,
         items: usize,
+        to: To,
         mut fits: impl FnMut(&R, usize) -> bool,
     ) -> Vec<Handover<R>> {
         let now = Instant::now();
+        let ahead = matches!(to, To::WhoeverAsksNext) && !inner.is_leaving();
         let mut open: Vec<usize> = (0..items).collect();
         let mut handed = Vec::new();
         for (request, group) in self.lock().iter_mut() {
-            let mut unserved = group.unserved(now);
+            let mut unserved = group.unserved(now, open.len(), ahead);
             let is_wanted = |item: &mut usize| {
                 let is_wanted = unserved > 0 && fits(request, *item);
                 unserved -= usize::from(is_wanted);
@@ -101,6 +112,10 @@ impl<R: Request> Line<R> {
             if !items.is_empty() {
                 handed.push((request.clone(), group.hand_over(items.len()), items));
             }
+        }
+        if matches!(to, To::WhoeverAsksNext) {
+            let is_ahead = handed.iter().any(|(_, sent, _)| sent.ahead > 0);
+            inner.pace.hands_over(R::QUEUE, is_ahead);
         }
         // After the lock: whoever subscribes to spans is told.
         handed

@@ -10,6 +10,7 @@ use tokio_postgres::types::FromSqlOwned;
 use tracing::debug;
 use uuid::Uuid;
 
+use crate::activities::NewActivity;
 use crate::activity_ack::ActivityAck;
 use crate::activity_fetch::ActivityRequest;
 use crate::batch::Batcher;
@@ -32,7 +33,6 @@ use crate::telemetry::metrics;
 use crate::turn_ack::{TurnAck, TurnAnswer};
 use crate::wake::{Queue, Waker};
 use crate::words::Haste;
-use crate::work_item::Activities;
 
 /// One for all clones of a provider.
 pub(crate) struct Inner {
@@ -53,7 +53,7 @@ pub(crate) struct Inner {
     pub(crate) turn_acks: Batcher<TurnAck, Result<TurnAnswer, CallError>>,
     pub(crate) activity_acks: Batcher<ActivityAck, Result<bool, CallError>>,
     pub(crate) messages: Batcher<Message, Result<(), CallError>>,
-    pub(crate) new_activities: Batcher<Activities, Result<(), CallError>>,
+    pub(crate) new_activities: Batcher<NewActivity, Result<(), CallError>>,
     pub(crate) reads: Batcher<ReadRequest, Result<ReadAnswer, CallError>>,
     pub(crate) statuses: Batcher<StatusRequest, Result<Option<CustomStatus>, CallError>>,
     /// Tag filters for which there were activities of sessions at the last look.

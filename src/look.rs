@@ -53,12 +53,12 @@ pub(crate) struct Look<R: Request> {
 
 impl<R: Request> Look<R> {
     pub(crate) fn new(inner: &Arc<Inner>, request: &R, mut sent: Sent) -> Self {
-        let callers = std::mem::take(&mut sent.callers);
+        let callers = std::mem::take(&mut sent.spans);
         Self {
             inner: Arc::clone(inner),
             request: request.clone(),
             since: Instant::now(),
-            span: LookSpan::begin(R::QUEUE, sent.reason, sent.wanted, &callers),
+            span: LookSpan::begin(R::QUEUE, sent.reason, sent.wanted(), &callers),
             sent,
             found: None,
         }
@@ -96,7 +96,7 @@ pub(crate) fn make_look<R: Request>(
     sent: Sent,
     behind: Option<Connection>,
 ) -> Carried<()> {
-    let wanted = sent.wanted;
+    let wanted = sent.wanted();
     let look = Look::new(inner, request, sent);
     let looking = async move {
         let request = look.request.clone();

@@ -13,7 +13,7 @@ use crate::batch;
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::follow::Follow;
-use crate::handover::{during, may_have_spoilt};
+use crate::handover::{To, during, may_have_spoilt};
 use crate::inner::Inner;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
@@ -49,7 +49,7 @@ impl Inner {
         async move {
             let at_once = messages.iter().filter(|message| message.is_due_at_once());
             let instance_ids = at_once.flat_map(|message| &message.columns.instance_ids);
-            let mut turns = TurnHandover::new(&self, instance_ids.map(String::as_str));
+            let mut turns = TurnHandover::new(&self, To::WhoeverAsksNext, instance_ids.map(String::as_str));
             let mut follow = turns.follow();
             let mut sent = self.send_message_columns(&messages, &turns, &follow).await;
             if turns.handover().is_some() && may_have_spoilt(OPERATION, &sent) {
@@ -59,6 +59,7 @@ impl Inner {
             }
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
             let look = turns.land(&sent).await;
+            self.turns.filled(messages.len());
             self.made_due(Queue::Orchestrator, look, Some(follow.id()));
             batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
         }

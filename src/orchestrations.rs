@@ -251,7 +251,7 @@ impl Inner {
     ) -> BoxFuture<'static, Vec<Result<TurnAnswer, CallError>>> {
         async move {
             let leases = acks.iter().map(|ack| self.turn_lease(ack));
-            let handover = ActivityHandover::new(&self, &acks);
+            let handover = ActivityHandover::of_turns(&self, &acks);
             let follow = self.follow_turns(&acks, handover.leaves_some());
             let lease_ms = handover.lease_ms();
             let sent = match acks.as_slice() {
@@ -277,7 +277,7 @@ impl Inner {
             // Here, because a caller may have gone away.
             let activities = (!lease_ms.is_empty()).then_some(answers.is_err() || handover.leaves_some());
             if let Ok(answers) = &answers {
-                handover.land(&acks, answers);
+                handover.turns_land(&acks, answers);
             }
             self.turns_ended(answers.as_deref(), activities, Some(follow.id()));
             batch::answers(answers, acks.len())

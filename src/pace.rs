@@ -6,7 +6,7 @@
 //! waits for those who are about to finish theirs.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -39,6 +39,8 @@ struct Circle {
     enqueues: OnTheWire,
     fetches: OnTheWire,
     acks: OnTheWire,
+    /// Fetches find in memory what enqueues have handed over: there is no such step.
+    has_no_fetches: AtomicBool,
 }
 
 #[derive(Default)]
@@ -107,6 +109,11 @@ impl Pace {
         }
     }
 
+    /// Whether what is enqueued is handed over to those who will fetch it.
+    pub(crate) fn hands_over(&self, queue: Queue, ahead: bool) {
+        self.circle(queue).has_no_fetches.store(ahead, Ordering::Relaxed);
+    }
+
     /// Waits until a call of this many callers should go out. `leases`: of those who are at work.
     pub(crate) async fn keep(&self, queue: Queue, step: Step, callers: usize, leases: &Leases) {
         if callers >= ENOUGH {
@@ -116,6 +123,7 @@ impl Pace {
         let before = match step {
             Step::Enqueue => &circle.acks,
             Step::Fetch => &circle.enqueues,
+            Step::Ack if circle.has_no_fetches.load(Ordering::Relaxed) => &circle.enqueues,
             Step::Ack => &circle.fetches,
         };
         before.ends().await;
@@ -165,6 +173,20 @@ mod tests {
             waiting.await;
             assert_eq!(Instant::now(), ended, "{step:?} waits longer than for {before:?}");
             assert!(goes_at_once(&pace, QUEUE, step), "{step:?} waits for nothing");
+        }
+    }
+
+    #[tokio::test]
+    async fn acks_wait_for_enqueues_that_hand_over() {
+        let pace = Pace::default();
+        let _sent = (pace.sent(QUEUE, Step::Enqueue), pace.sent(QUEUE, Step::Fetch));
+        for ahead in [true, false] {
+            pace.hands_over(QUEUE, ahead);
+            let enqueues = &pace.circle(QUEUE).enqueues;
+            enqueues.took(PATIENCE * u32::from(!ahead));
+            assert!(!goes_at_once(&pace, QUEUE, Step::Ack), "{ahead}");
+            enqueues.took(PATIENCE * u32::from(ahead));
+            assert_eq!(goes_at_once(&pace, QUEUE, Step::Ack), ahead);
         }
     }
 

@@ -7,31 +7,28 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Span;
 
 use crate::call::Connection;
 use crate::carried::Carried;
 use crate::error::Failure;
+use crate::fetch::{Place, Registered};
 use crate::granted::Granted;
 use crate::inner::Inner;
 use crate::look::{Found, make_look, send_look};
 use crate::next::{Keeper, kept_for};
-use crate::pace::Step;
 use crate::reason::Reason;
 pub(crate) use crate::waiters::Fetch;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
 use crate::wake::Queue;
 use crate::words::Haste;
 
-/// Longer than any look is on the wire.
-const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
 /// Whoever waited for work and does not come back within this time will not.
 const ATTENDED: Duration = Duration::from_secs(10);
 /// Groups beyond this are swept of those nobody waits in.
@@ -118,6 +115,14 @@ impl<R: Request> Line<R> {
         }
     }
 
+    /// This process has put so much into the queue.
+    pub(crate) fn filled(&self, items: usize) {
+        let now = Instant::now();
+        for group in self.lock().values_mut() {
+            group.habit.filled(now, items);
+        }
+    }
+
     /// Something will be due then.
     pub(crate) fn due_by(&self, time: Instant) {
         for group in self.lock().values_mut() {
@@ -137,18 +142,23 @@ impl<R: Request> Line<R> {
         self.has_waiters() || self.patient_until().is_some_and(is_recent)
     }
 
-    /// When one last stopped who waited for work, with or without any.
+    /// Somebody who waited for work no longer does, with or without any.
+    pub(crate) fn has_left(&self, now: Instant) {
+        *self.patient_until() = Some(now);
+    }
+
+    /// When the last of those did.
     fn patient_until(&self) -> MutexGuard<'_, Option<Instant>> {
         self.patient_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many wait for the same thing.
-    fn waiters(&self, request: &R) -> usize {
+    pub(crate) fn waiters(&self, request: &R) -> usize {
         self.lock().get(request).map_or(0, |group| group.waiters.len())
     }
 
     /// What is kept for those who ask for this answers at once.
-    fn register<'a>(&self, inner: &'a Inner, request: &'a R, impatient: bool) -> Registered<'a, R> {
+    pub(crate) fn register<'a>(&self, inner: &'a Inner, request: &'a R, impatient: bool) -> Registered<'a, R> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
         let span = Span::current();
@@ -160,11 +170,12 @@ impl<R: Request> Line<R> {
             let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
             group.next_id += 1;
             let id = group.next_id;
-            let too_old = group.take_kept_before(now - kept_for(request));
+            group.habit.asks(now);
+            let too_old = group.take_overdue(now);
             // A closed provider gives nothing away that it could not take back.
-            let kept = (!inner.caller.is_closed()).then(|| group.kept.pop_front()).flatten();
+            let kept = (!inner.caller.is_closed()).then(|| group.kept.take()).flatten();
             match kept {
-                Some((granted, _)) => drop(answer.send(Answer::Granted(granted))),
+                Some(granted) => drop(answer.send(Answer::Granted(granted))),
                 None => group.waiters.push_back(Waiter {
                     id,
                     span,
@@ -189,9 +200,16 @@ impl<R: Request> Line<R> {
         }
     }
 
+    /// What is kept for those who ask for something else.
+    pub(crate) fn take_kept_of_others(&self, request: &R) -> Vec<Granted<R::Item>> {
+        let mut groups = self.lock();
+        let others = groups.iter_mut().filter(|(other, _)| *other != request);
+        others.flat_map(|(_, group)| group.take_kept()).collect()
+    }
+
     /// Makes a look if one is due; returns it if it is for the caller alone, who then carries it out. Tells when the next will
     /// be, if nothing happens. `arrived`: the caller only just came.
-    fn look_if_due(
+    pub(crate) fn look_if_due(
         &self,
         inner: &Arc<Inner>,
         request: &R,
@@ -203,7 +221,7 @@ impl<R: Request> Line<R> {
             None => (now + SLOW_LOOK, None),
             Some(group) => {
                 let look = group.due_look(now).map(|sent| {
-                    let alone = sent.wanted == 1 && group.look_of(caller) == Some(sent.id);
+                    let alone = sent.is_for_one() && group.look_of(caller) == Some(sent.id);
                     (sent, alone)
                 });
                 let next = match group.look_of(caller) {
@@ -226,7 +244,7 @@ impl<R: Request> Line<R> {
     }
 
     /// The caller's time is up. False if a look for it is on the wire, or its answer under way: that decides.
-    fn withdraw(&self, request: &R, id: u64) -> bool {
+    pub(crate) fn withdraw(&self, request: &R, id: u64) -> bool {
         let mut groups = self.lock();
         let Some(group) = groups.get_mut(request) else {
             return false;
@@ -253,7 +271,7 @@ impl<R: Request> Line<R> {
         // Whoever looked for what this process put there: whether it left nothing to others.
         let took_all = found
             .as_ref()
-            .is_ok_and(|found| (1..sent.wanted).contains(&found.granted.len()));
+            .is_ok_and(|found| (1..sent.wanted()).contains(&found.granted.len()));
         let is_for_others = R::QUEUE == Queue::Orchestrator && matches!(sent.reason, Reason::Enqueued | Reason::Behind);
         if is_for_others && !took_all {
             inner.waker.tell_others(R::QUEUE, Haste::Soon);
@@ -274,7 +292,7 @@ impl<R: Request> Line<R> {
                     }
                 }
                 Ok(found) => {
-                    let enough = found.granted.len() >= sent.wanted;
+                    let enough = found.granted.len() >= sent.wanted();
                     for granted in found.granted {
                         unwanted.extend(group.hand_out(sent.id, granted));
                     }
@@ -312,13 +330,11 @@ impl<R: Request> Line<R> {
                 }
             }
             group.release(sent.id);
-            if sent.reason == Reason::Next && !unwanted.is_empty() && !inner.is_leaving() {
-                group.kept.extend(unwanted.drain(..).map(|granted| (granted, now)));
-                keeper = Some(Keeper {
-                    inner: Arc::clone(inner),
-                    request: request.clone(),
-                    since: now,
-                });
+            if sent.ahead > 0 && !unwanted.is_empty() && !inner.is_leaving() {
+                let until = now + kept_for(request, sent.reason);
+                let ahead = sent.ahead.min(unwanted.len());
+                let is_new = group.kept.keep(unwanted.drain(..ahead), until);
+                keeper = is_new.then(|| Keeper::new(inner, request));
             }
             group.due_look(now)
         };
@@ -330,115 +346,5 @@ impl<R: Request> Line<R> {
             granted.hand_back();
         }
         send_look(inner, request, look, None);
-    }
-}
-
-/// A place among those who wait.
-struct Registered<'a, R: Request> {
-    place: Place<'a, R>,
-    group: u64,
-    answer: oneshot::Receiver<Answer<R::Item>>,
-    sooner: Arc<Notify>,
-}
-
-/// Given up when the caller goes away: nothing of it, its span included, stays behind.
-struct Place<'a, R: Request> {
-    inner: &'a Inner,
-    request: &'a R,
-    id: u64,
-    patient: bool,
-}
-
-impl<R: Request> Drop for Place<'_, R> {
-    fn drop(&mut self) {
-        let line = R::line(self.inner);
-        if self.patient {
-            *line.patient_until() = Some(Instant::now());
-        }
-        // Dropped after the lock: whoever subscribes to spans is told.
-        let waiter = (line.lock().get_mut(self.request)).and_then(|group| group.leave(self.id));
-        if waiter.is_some_and(|waiter| !waiter.impatient) {
-            self.inner.set_leaving(true);
-        }
-    }
-}
-
-async fn look_lands(look: &mut Option<Carried<()>>) {
-    match look {
-        Some(look) => drop(look.await),
-        None => std::future::pending().await,
-    }
-}
-
-impl Inner {
-    /// How long a fetch waits for work.
-    fn waits(&self, poll_timeout: Duration) -> Duration {
-        if self.long_poll { poll_timeout } else { Duration::ZERO }
-    }
-
-    /// For a fetch that nothing will ever fit: its caller counts on being held up.
-    pub(crate) async fn wait_in_vain(&self, poll_timeout: Duration) {
-        tokio::time::sleep(self.waits(poll_timeout)).await;
-    }
-
-    /// Fetches one item, waiting for it as long as `poll_timeout` says.
-    pub(crate) async fn fetch<R: Request>(
-        self: &Arc<Self>,
-        request: &R,
-        poll_timeout: Duration,
-    ) -> Result<Fetch<R::Item>, Failure> {
-        self.polled.is_dispatcher();
-        let poll_timeout = self.waits(poll_timeout);
-        let now = Instant::now();
-        let impatient = poll_timeout.is_zero();
-        // Who does not wait is answered by the look that is sent for it.
-        let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
-        let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
-        let Registered {
-            place,
-            group,
-            mut answer,
-            sooner,
-        } = R::line(self).register(self, request, impatient);
-        let returns_to = (!impatient && request.is_repeated(self)).then_some(group);
-        if !impatient {
-            self.set_leaving(false);
-        }
-        if let Ok(kept) = answer.try_recv() {
-            return Fetch::of(Ok(kept), returns_to);
-        }
-        // Those whom one answer set free act in step: whoever is ready shares the look.
-        tokio::task::yield_now().await;
-        let mut answer = pin!(answer);
-        let callers = R::line(self).waiters(request);
-        // Not longer than until it is answered: a look may be sent for it meanwhile.
-        tokio::select! {
-            biased;
-            answer = &mut answer => return Fetch::of(answer, returns_to),
-            () = self.pace.keep(R::QUEUE, Step::Fetch, callers, &self.leases) => {}
-        }
-        let mut carried = None;
-        let mut arrived = true;
-        loop {
-            // Registered before the time is read, so that no change of it is missed.
-            let mut moved = pin!(sooner.notified());
-            moved.as_mut().enable();
-            let (next, look) = R::line(self).look_if_due(self, request, place.id, std::mem::take(&mut arrived));
-            // One that is still on the wire goes on by itself.
-            carried = look.or(carried);
-            tokio::select! {
-                biased;
-                answer = &mut answer => return Fetch::of(answer, returns_to),
-                () = look_lands(&mut carried) => {}
-                () = moved => {}
-                () = tokio::time::sleep_until(deadline.min(next)) => {}
-            }
-            if Instant::now() >= deadline {
-                if R::line(self).withdraw(request, place.id) {
-                    return Ok(Fetch::Nothing);
-                }
-                deadline += UNTIL_ANSWERED;
-            }
-        }
     }
 }

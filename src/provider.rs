@@ -210,9 +210,8 @@ impl Provider for PostgresProvider {
     }
 
     async fn enqueue_for_worker(&self, item: WorkItem) -> Result<(), ProviderError> {
-        operation("enqueue_for_worker", work_item::instance(&item))
-            .run(self.inner.enqueue_for_worker(&item))
-            .await
+        let operation = operation("enqueue_for_worker", work_item::instance(&item));
+        operation.run(self.inner.enqueue_for_worker(item)).await
     }
 
     async fn fetch_work_item(

@@ -61,12 +61,10 @@ impl TurnAnswer {
     /// One answer a turn.
     pub(crate) fn decode(rows: &[Row]) -> Result<Vec<Self>, CallError> {
         let answer = |row: &Row| {
-            let leases: Option<Vec<Uuid>> = row.try_get("handed_leases")?;
-            let ids: Option<Vec<i64>> = row.try_get("handed_ids")?;
             Ok(Self {
                 done: row.try_get("done")?,
                 due_ms: row.try_get("due_ms")?,
-                handed: leases.into_iter().flatten().zip(ids.into_iter().flatten()).collect(),
+                handed: handed(row)?.collect(),
                 history_epoch: row.try_get("history_epoch")?,
             })
         };
@@ -84,6 +82,13 @@ impl TurnAnswer {
             ))),
         }
     }
+}
+
+/// The activities of a call that were put into the queue already leased, and their rows.
+pub(crate) fn handed(row: &Row) -> Result<impl Iterator<Item = (Uuid, i64)> + use<>, tokio_postgres::Error> {
+    let leases: Option<Vec<Uuid>> = row.try_get("handed_leases")?;
+    let ids: Option<Vec<i64>> = row.try_get("handed_ids")?;
+    Ok(leases.into_iter().flatten().zip(ids.into_iter().flatten()))
 }
 
 impl TurnAck {

@@ -11,7 +11,7 @@ use crate::encode;
 use crate::error::CallError;
 use crate::follow::Follow;
 use crate::granted::Granted;
-use crate::handover::Handover;
+use crate::handover::{Handover, To};
 use crate::inner::Inner;
 use crate::orchestrations::TurnRequest;
 use crate::poll::Request;
@@ -37,7 +37,7 @@ pub(crate) struct TurnHandover {
 
 impl TurnHandover {
     /// Of a call that makes these instances due.
-    pub(crate) fn new<'a>(inner: &Arc<Inner>, instance_ids: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn new<'a>(inner: &Arc<Inner>, to: To, instance_ids: impl Iterator<Item = &'a str>) -> Self {
         let mut instance_ids: Vec<&str> = instance_ids.collect();
         instance_ids.sort_unstable();
         instance_ids.dedup();
@@ -47,7 +47,7 @@ impl TurnHandover {
         }
         // One call claims for those who ask for the same; others look for themselves.
         let mut chosen = None;
-        let mut handovers = inner.turns.hand_over(inner, instance_ids.len(), |request, _| {
+        let mut handovers = inner.turns.hand_over(inner, instance_ids.len(), to, |request, _| {
             *chosen.get_or_insert(*request) == *request
         });
         turns.covers_all = false;

@@ -11,6 +11,8 @@ use tracing::Span;
 
 use crate::error::Failure;
 use crate::granted::Granted;
+use crate::habit::Habit;
+use crate::next::Kept;
 use crate::reason::Reason;
 
 /// The most items one look asks for.
@@ -29,8 +31,11 @@ pub(crate) struct Group<T> {
     pub(crate) looks: usize,
     /// Handovers on the wire.
     pub(crate) handovers: usize,
-    /// What looks brought for those who have yet to come back, and when.
-    pub(crate) kept: VecDeque<(Granted<T>, Instant)>,
+    /// For those who have yet to ask for it.
+    pub(crate) kept: Kept<T>,
+    pub(crate) habit: Habit,
+    /// What handovers on the wire bring for those who have yet to ask.
+    ahead: usize,
     /// When the last look was sent.
     sent_at: Instant,
     /// What happened, if anything, since the last look was sent.
@@ -104,7 +109,9 @@ impl<T> Group<T> {
             waiters: VecDeque::new(),
             looks: 0,
             handovers: 0,
-            kept: VecDeque::new(),
+            kept: Kept::default(),
+            habit: Habit::default(),
+            ahead: 0,
             sent_at: now,
             woken: None,
             quiet_until: now,
@@ -178,7 +185,12 @@ impl<T> Group<T> {
         self.looks += 1;
         self.sent_at = now;
         let reason = self.woken.take().unwrap_or(quiet);
-        Some(self.send(MAX_ITEMS, reason))
+        let mut sent = self.send(MAX_ITEMS, reason);
+        if self.habit.is_formed() {
+            // One more: only then is known whether something is left that comes before what is put there next.
+            sent.ahead = 1;
+        }
+        Some(sent)
     }
 
     /// If something may be found that nobody waits for, counts a look as sent. `returning`: how many will come back soon. `ahead`: how many
@@ -192,34 +204,52 @@ impl<T> Group<T> {
         self.looks += 1;
         self.sent_at = now;
         self.woken = None;
-        let wanted = ahead.min(MAX_ITEMS) - self.kept.len();
+        let ahead = ahead.min(MAX_ITEMS) - self.kept.len();
         Some(Sent {
-            wanted,
+            ahead,
             ..self.send(0, Reason::Next)
         })
     }
 
-    /// What is kept since then, or longer.
-    pub(crate) fn take_kept_before(&mut self, time: Instant) -> Vec<Granted<T>> {
-        let old = self.kept.iter().take_while(|(_, since)| *since <= time).count();
-        self.kept.drain(..old).map(|(granted, _)| granted).collect()
+    /// What was kept until then, in vain.
+    pub(crate) fn take_overdue(&mut self, time: Instant) -> Vec<Granted<T>> {
+        let overdue = self.kept.take_overdue(time);
+        if !overdue.is_empty() {
+            self.habit.is_broken();
+        }
+        overdue
     }
 
-    /// How many wait where nothing was to be found at the last look, and have none on the wire.
-    pub(crate) fn unserved(&mut self, now: Instant) -> usize {
+    /// All that is kept: somebody else wants it.
+    pub(crate) fn take_kept(&mut self) -> Vec<Granted<T>> {
+        if !self.kept.is_empty() {
+            self.habit.is_broken();
+        }
+        std::iter::from_fn(|| self.kept.take()).collect()
+    }
+
+    /// How many of so many items can be handed over: to those who wait where nothing was to be found at the last look, and have none on
+    /// the wire; and, `ahead`, to those who will probably ask.
+    pub(crate) fn unserved(&mut self, now: Instant, items: usize, ahead: bool) -> usize {
         if self.woken.is_some() || self.quiet_until <= now {
             // What is in the queue already comes first.
             return 0;
+        }
+        if ahead && self.habit.is_formed() && self.kept.len() + self.ahead < MAX_ITEMS {
+            return items;
         }
         let is_unserved = |waiter: &&Waiter<T>| waiter.look.is_none() && !waiter.answer.is_closed();
         self.waiters.iter().filter(is_unserved).count()
     }
 
-    /// Something is under way to so many of those who have no look on the wire.
-    pub(crate) fn hand_over(&mut self, wanted: usize) -> Sent {
+    /// Something is under way to so many, first of all those who wait and have no look on the wire.
+    pub(crate) fn hand_over(&mut self, items: usize) -> Sent {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
         self.handovers += 1;
-        self.send(wanted, Reason::Handed)
+        let mut sent = self.send(items, Reason::Handed);
+        sent.ahead = items - sent.callers;
+        self.ahead += sent.ahead;
+        sent
     }
 
     /// For at most so many of those who have no look on the wire.
@@ -227,9 +257,10 @@ impl<T> Group<T> {
         self.next_id += 1;
         let mut sent = Sent {
             id: self.next_id,
-            wanted: 0,
+            callers: 0,
+            ahead: 0,
             reason,
-            callers: Vec::new(),
+            spans: Vec::new(),
         };
         for waiter in self
             .waiters
@@ -238,9 +269,9 @@ impl<T> Group<T> {
             .take(most)
         {
             waiter.look = Some(sent.id);
-            sent.wanted += 1;
+            sent.callers += 1;
             if !waiter.span.is_none() {
-                sent.callers.push(waiter.span.clone());
+                sent.spans.push(waiter.span.clone());
             }
         }
         sent
@@ -281,7 +312,10 @@ impl<T> Group<T> {
     /// A look is no longer on the wire. Returns how many of those it was for went away meanwhile.
     pub(crate) fn landed(&mut self, sent: &Sent) -> usize {
         match sent.reason {
-            Reason::Handed => self.handovers -= 1,
+            Reason::Handed => {
+                self.handovers -= 1;
+                self.ahead -= sent.ahead;
+            }
             _ => self.looks -= 1,
         }
         self.behind.take_if(|behind| behind.look == sent.id);
@@ -327,98 +361,26 @@ impl<T> Group<T> {
 /// Which look it is, for how many, and why.
 pub(crate) struct Sent {
     pub(crate) id: u64,
-    pub(crate) wanted: usize,
+    /// How many wait for it.
+    callers: usize,
+    /// How many more it is for, who have yet to ask.
+    pub(crate) ahead: usize,
     pub(crate) reason: Reason,
-    /// The spans of those it is for.
-    pub(crate) callers: Vec<Span>,
+    /// The spans of those who wait for it.
+    pub(crate) spans: Vec<Span>,
+}
+
+impl Sent {
+    /// How many items it asks for.
+    pub(crate) fn wanted(&self) -> usize {
+        self.callers + self.ahead
+    }
+
+    /// Whether only one waits for it.
+    pub(crate) fn is_for_one(&self) -> bool {
+        self.callers == 1
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn what_is_in_the_queue_already_comes_before_what_is_handed_over() {
-        let now = Instant::now();
-        let mut group = Group::<()>::new(now);
-        let (answer, receiver) = oneshot::channel();
-        group.waiters.push_back(Waiter {
-            id: 7,
-            span: Span::none(),
-            impatient: false,
-            look: None,
-            answer,
-        });
-        assert_eq!(group.unserved(now), 0, "it has not looked yet");
-        group.quiet(1, now + Duration::from_secs(1), Reason::Fallback);
-        assert_eq!(group.unserved(now), 1);
-        group.woken = Some(Reason::Notified);
-        assert_eq!(group.unserved(now), 0, "there is something to look for");
-        group.woken = None;
-        let sent = group.hand_over(1);
-        assert_eq!((sent.wanted, group.looks, group.unserved(now)), (1, 0, 0));
-        group.release(sent.id);
-        assert_eq!(group.unserved(now), 1);
-        drop(receiver);
-        assert_eq!(group.unserved(now), 0, "it has gone away");
-    }
-
-    #[tokio::test]
-    async fn a_look_for_those_who_come_back_is_made_when_it_may_find_something_that_they_lack() {
-        let now = Instant::now();
-        let mut group = Group::<()>::new(now);
-        group.quiet(1, now + Duration::from_secs(60), Reason::Fallback);
-        assert!(group.look_next(now, 2, 4).is_none(), "there is nothing to be found");
-        group.woken = Some(Reason::Notified);
-        let next = group.look_next(now, 2, 4).expect("there is something");
-        assert_eq!((next.wanted, next.reason, group.looks), (4, Reason::Next, 1));
-        assert!(group.look_next(now, 2, 4).is_none(), "it is on its way");
-
-        let (answer, receiver) = oneshot::channel();
-        let patient = Waiter {
-            id: 7,
-            span: Span::none(),
-            impatient: false,
-            look: None,
-            answer,
-        };
-        group.waiters.push_back(patient);
-        assert!(group.due_look(now).is_none(), "it is on its way");
-        group.landed(&next);
-        group.woken = Some(Reason::Enqueued);
-        assert!(group.look_next(now, 2, 4).is_none(), "somebody waits");
-        drop(receiver);
-        assert!(group.look_next(now, 2, 4).is_some());
-    }
-
-    #[tokio::test]
-    async fn a_look_that_was_sent_before_does_not_hide_what_will_be_due() {
-        let now = Instant::now();
-        let mut group = Group::<()>::new(now);
-        group.next_id = 5;
-        group.quiet(4, now + Duration::from_secs(60), Reason::Fallback);
-        let soon = now + Duration::from_millis(10);
-        group.due_by(soon);
-        group.quiet(5, now + Duration::from_secs(60), Reason::Fallback);
-        assert_eq!((group.quiet_until, group.quiet_reason), (soon, Reason::Due));
-        group.next_id = 6;
-        group.quiet(6, now + Duration::from_secs(60), Reason::Fallback);
-        assert_eq!(group.quiet_until, now + Duration::from_secs(60));
-    }
-
-    #[tokio::test]
-    async fn an_overtaken_look_does_not_silence_those_who_wait() {
-        let now = Instant::now();
-        let mut group = Group::<()>::new(now);
-        group.quiet(2, now, Reason::More);
-        group.quiet(1, now + Duration::from_secs(60), Reason::Fallback);
-        assert_eq!((group.quiet_until, group.quiet_reason), (now, Reason::More));
-
-        group.quiet(3, now + Duration::from_secs(60), Reason::Fallback);
-        group.quiet(2, now + Duration::from_secs(1), Reason::Due);
-        assert_eq!(
-            (group.quiet_until, group.quiet_reason),
-            (now + Duration::from_secs(1), Reason::Due)
-        );
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 -- Ends a lease without a result: the activity is delivered again, after p_delay_ms if given.
 -- The delivery counts as an attempt unless p_ignore_attempt. p_keeps_place: nobody has begun it, and it is delivered before others
--- that are due. Also ends a lease that has expired, as long
--- as nobody took it over.
+-- that are due. p_id: 0 if the caller does not know it, because the answer of the call that leased it was lost. Also ends a lease that has
+-- expired, as long as nobody took it over.
 -- Locks: the worker row. Raises DX001 (cancelled or taken over), DX007.
 create or replace function abandon_work_item(
     p_instance_id    text,
@@ -26,7 +26,7 @@ begin
      where w.instance_id = p_instance_id
        and w.execution_id = p_execution_id
        and w.activity_id = p_activity_id
-       and w.id = p_id
+       and (w.id = p_id or (p_id = 0 and w.lease = p_lease))
        for update;
     if v_row.lease is distinct from p_lease then
         raise exception 'Invalid lock token: activity % of instance "%" was cancelled or is held by somebody else',
@@ -49,7 +49,7 @@ begin
      where w.instance_id = p_instance_id
        and w.execution_id = p_execution_id
        and w.activity_id = p_activity_id
-       and w.id = p_id;
+       and w.id = v_row.id;
 end
 $$
 security definer

@@ -2,10 +2,11 @@
 -- p_visible_at_ms: when a message is due by the caller's wish (a timer); p_delays_ms: how long it stays
 -- hidden by the database clock; both NULL: visible at once.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances are claimed as well, if that can be had at once; the rows are
--- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns; an instance that begins here
--- needs none of its looks.
+-- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns; instances that begin here
+-- need none of its looks. p_turn_instance_ids: those that messages make due at once, in the order of their ids.
 -- With the first row: how many of the instances somebody should look for, those claimed here included.
--- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007.
+-- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007; with turns 23505, when
+-- somebody else has just made one of the mailboxes: nothing was done.
 create or replace function enqueue_for_orchestrator(
     p_instance_ids         text[],
     p_kinds                "char"[],
@@ -44,25 +45,29 @@ declare
     v_marked     boolean;
     v_id         bigint;
     v_now        timestamptz;
+    v_at_once    boolean;
     v_visible_at timestamptz[];
     v_due        text[];
+    v_ids        bigint[];
+    v_work_items text[];
+    v_epochs     bigint[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
     end if;
     v_marked := mark_in_flight(p_instance_ids);
     v_now := clock_timestamp();
-    if cardinality(p_instance_ids) = 1 then
+    v_at_once := array_remove(p_visible_at_ms, null) = '{}' and array_remove(p_delays_ms, null) = '{}';
+    if v_at_once then
         -- The usual case, without a query.
-        v_visible_at := array[coalesce(timestamp_from_ms(p_visible_at_ms[1]),
-                                       v_now + p_delays_ms[1] * interval '1 ms', v_now)];
+        v_visible_at := array_fill(v_now, array[cardinality(p_instance_ids)]);
     else
         v_visible_at := array(
             select coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
               from unnest(p_visible_at_ms, p_delays_ms) as t (visible_at_ms, delay_ms));
     end if;
 
-    if p_turn_limit > 0 and cardinality(p_instance_ids) = 1 and p_kinds[1] = 's' and v_visible_at[1] = v_now then
+    if p_turn_limit > 0 and v_at_once and p_kinds = '{s}' then
         -- A start that somebody waits for: its mailbox is born leased.
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
         values (p_instance_ids[1], v_now, 's', p_work_items[1])
@@ -85,6 +90,55 @@ begin
                 return;
             end if;
         end if;
+    elsif p_turn_limit > 0
+          and cardinality(p_turn_instance_ids) = cardinality(p_instance_ids)
+          and 's' = all (p_kinds)
+          and v_at_once
+          and octet_length(array_to_string(p_work_items, '')) < c_max_message_bytes
+          and not exists (select
+                            from unnest(p_turn_instance_ids) as t (instance_id)
+                            join mailboxes as m on m.instance_id = t.instance_id)
+          and not exists (select
+                            from unnest(p_turn_instance_ids) as t (instance_id)
+                            join history as h on h.instance_id = t.instance_id) then
+        -- The same for many, in the order of their ids. Should one have come into being since: 23505, and the caller does without turns.
+        with queued as (
+            insert into orchestrator_queue as q (instance_id, visible_at, kind, work_item)
+            select t.instance_id, v_now, 's', t.work_item
+              from unnest(p_instance_ids, p_work_items) as t (instance_id, work_item)
+            returning q.instance_id, q.id, q.work_item
+        )
+        select array_agg(q.id order by q.instance_id), array_agg(q.work_item order by q.instance_id)
+          into v_ids, v_work_items
+          from queued as q;
+        with born as (
+            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
+                                        cached_by, cached_execution_id, cached_event_id)
+            select t.instance_id, clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', t.lease,
+                   array[t.id], v_now, p_node, 1, 0
+              from unnest(p_turn_instance_ids[:p_turn_limit], p_turn_leases[:p_turn_limit], v_ids[:p_turn_limit])
+                   as t (instance_id, lease, id)
+             union all
+            select t.instance_id, v_now, null, null, null, null, null, null
+              from unnest(p_turn_instance_ids[p_turn_limit + 1:]) as t (instance_id)
+            returning m.instance_id, m.history_epoch
+        )
+        select array_agg(b.history_epoch order by b.instance_id)
+          into v_epochs
+          from born as b;
+        to_look_for := cardinality(v_ids);
+        attempt_count := 1;
+        execution_id := 1;
+        cached_event_id := 0;
+        for v_position in 1 .. least(p_turn_limit, cardinality(v_ids)) loop
+            instance_id := p_turn_instance_ids[v_position];
+            lease := p_turn_leases[v_position];
+            messages := array[v_work_items[v_position]];
+            history_epoch := v_epochs[v_position];
+            return next;
+            to_look_for := null;
+        end loop;
+        return;
     else
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
         select t.instance_id, t.visible_at, t.kind, t.work_item

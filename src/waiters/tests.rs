@@ -1,0 +1,86 @@
+use super::*;
+
+#[tokio::test]
+async fn what_is_in_the_queue_already_comes_before_what_is_handed_over() {
+    let now = Instant::now();
+    let mut group = Group::<()>::new(now);
+    let (answer, receiver) = oneshot::channel();
+    group.waiters.push_back(Waiter {
+        id: 7,
+        span: Span::none(),
+        impatient: false,
+        look: None,
+        answer,
+    });
+    assert_eq!(group.unserved(now, 9, false), 0, "it has not looked yet");
+    group.quiet(1, now + Duration::from_secs(1), Reason::Fallback);
+    assert_eq!(group.unserved(now, 9, false), 1);
+    group.woken = Some(Reason::Notified);
+    assert_eq!(group.unserved(now, 9, false), 0, "there is something to look for");
+    group.woken = None;
+    let sent = group.hand_over(1);
+    assert_eq!((sent.wanted(), group.looks, group.unserved(now, 9, false)), (1, 0, 0));
+    group.release(sent.id);
+    assert_eq!(group.unserved(now, 9, false), 1);
+    drop(receiver);
+    assert_eq!(group.unserved(now, 9, false), 0, "it has gone away");
+}
+
+#[tokio::test]
+async fn a_look_for_those_who_come_back_is_made_when_it_may_find_something_that_they_lack() {
+    let now = Instant::now();
+    let mut group = Group::<()>::new(now);
+    group.quiet(1, now + Duration::from_secs(60), Reason::Fallback);
+    assert!(group.look_next(now, 2, 4).is_none(), "there is nothing to be found");
+    group.woken = Some(Reason::Notified);
+    let next = group.look_next(now, 2, 4).expect("there is something");
+    assert_eq!((next.wanted(), next.reason, group.looks), (4, Reason::Next, 1));
+    assert!(group.look_next(now, 2, 4).is_none(), "it is on its way");
+
+    let (answer, receiver) = oneshot::channel();
+    let patient = Waiter {
+        id: 7,
+        span: Span::none(),
+        impatient: false,
+        look: None,
+        answer,
+    };
+    group.waiters.push_back(patient);
+    assert!(group.due_look(now).is_none(), "it is on its way");
+    group.landed(&next);
+    group.woken = Some(Reason::Enqueued);
+    assert!(group.look_next(now, 2, 4).is_none(), "somebody waits");
+    drop(receiver);
+    assert!(group.look_next(now, 2, 4).is_some());
+}
+
+#[tokio::test]
+async fn a_look_that_was_sent_before_does_not_hide_what_will_be_due() {
+    let now = Instant::now();
+    let mut group = Group::<()>::new(now);
+    group.next_id = 5;
+    group.quiet(4, now + Duration::from_secs(60), Reason::Fallback);
+    let soon = now + Duration::from_millis(10);
+    group.due_by(soon);
+    group.quiet(5, now + Duration::from_secs(60), Reason::Fallback);
+    assert_eq!((group.quiet_until, group.quiet_reason), (soon, Reason::Due));
+    group.next_id = 6;
+    group.quiet(6, now + Duration::from_secs(60), Reason::Fallback);
+    assert_eq!(group.quiet_until, now + Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn an_overtaken_look_does_not_silence_those_who_wait() {
+    let now = Instant::now();
+    let mut group = Group::<()>::new(now);
+    group.quiet(2, now, Reason::More);
+    group.quiet(1, now + Duration::from_secs(60), Reason::Fallback);
+    assert_eq!((group.quiet_until, group.quiet_reason), (now, Reason::More));
+
+    group.quiet(3, now + Duration::from_secs(60), Reason::Fallback);
+    group.quiet(2, now + Duration::from_secs(1), Reason::Due);
+    assert_eq!(
+        (group.quiet_until, group.quiet_reason),
+        (now + Duration::from_secs(1), Reason::Due)
+    );
+}
