@@ -242,7 +242,10 @@ impl Inner {
                     Err(error)
                 }
             };
-            self.activities.filled(activities.len());
+            if answers.is_ok() {
+                self.activities
+                    .filled(|request| activities.iter().filter(|one| one.coming().fits(request)).count());
+            }
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
             self.made_due(Queue::Worker, look, Some(follow.id()));
             batch::answers(answers, activities.len())

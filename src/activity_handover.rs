@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::activity_fetch::{ActivityRequest, Claimed};
 use crate::encode;
-use crate::granted::Granted;
+use crate::granted::{Granted, give_back_lost};
 use crate::handover::{Handover, To};
 use crate::history::Tail;
 use crate::inner::Inner;
@@ -30,6 +30,11 @@ pub(crate) struct Coming<'a> {
 }
 
 impl Coming<'_> {
+    /// Whether it can be handed over to those who ask for this. Of sessions, each fetch decides whether it takes them.
+    pub(crate) fn fits(&self, request: &ActivityRequest) -> bool {
+        self.columns.sessions[self.place].is_empty() && request.takes(&self.columns.tags[self.place])
+    }
+
     /// `id`: 0 if it is not known.
     fn token(&self, id: i64) -> ActivityToken {
         ActivityToken {
@@ -87,8 +92,7 @@ impl<'a> ActivityHandover<'a> {
             handed = inner
                 .activities
                 .hand_over(inner, coming.len(), to, |request, position| {
-                    let Coming { columns, place, .. } = coming[position];
-                    columns.sessions[place].is_empty() && request.takes(&columns.tags[place]) && may_begin(position)
+                    coming[position].fits(request) && may_begin(position)
                 });
         }
         for handover in &handed {
@@ -147,13 +151,8 @@ impl<'a> ActivityHandover<'a> {
                 self.inner.leases.extended(token.lease, lock_timeout);
                 let ahead = history(*position).filter(|(instance_id, _)| *instance_id == token.instance_id);
                 let claimed = Claimed::new((coming.item.clone(), token.to_string(), 1), ahead);
-                Some(Granted::new(
-                    &self.inner,
-                    Queue::Worker,
-                    token.lease,
-                    token.to_string(),
-                    claimed,
-                ))
+                let granted = Granted::new(&self.inner, Queue::Worker, token.lease, token.to_string(), claimed);
+                Some(granted.without_place())
             });
             let mut granted: Vec<_> = granted.collect();
             if handover.is_stale() {
@@ -166,12 +165,10 @@ impl<'a> ActivityHandover<'a> {
     /// Nobody knows whether they are leased: whoever looks for them shall not have to wait for the leases' end.
     pub(crate) fn is_lost(self) {
         for handover in self.handed {
+            let lock_timeout = handover.request().lock_timeout();
             for position in &handover.items {
                 let token = self.coming[*position].token(0);
-                self.inner
-                    .leases
-                    .extended(token.lease, handover.request().lock_timeout());
-                Granted::new(&self.inner, Queue::Worker, token.lease, token.to_string(), ()).hand_back();
+                give_back_lost(&self.inner, Queue::Worker, token.lease, lock_timeout, token.to_string());
             }
         }
     }

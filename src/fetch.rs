@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::carried::Carried;
 use crate::error::Failure;
 use crate::inner::Inner;
+use crate::kept::EXPECTED;
 use crate::pace::Step;
 use crate::poll::Request;
 use crate::waiters::{Answer, Fetch};
@@ -78,24 +79,28 @@ impl Inner {
         // Who does not wait is answered by the look that is sent for it.
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
+        // Who waits no longer than that would not see what goes back meanwhile.
+        let mut sees_all = poll_timeout <= EXPECTED * 4;
         let Registered {
             place,
             group,
             mut answer,
             sooner,
-        } = R::line(self).register(self, request, impatient);
+        } = loop {
+            match R::line(self).register(self, request, impatient, sees_all) {
+                Some(registered) => break registered,
+                None => {
+                    self.going_back(R::QUEUE).arrives().await;
+                    sees_all = false;
+                }
+            }
+        };
         let returns_to = (!impatient && request.is_repeated(self)).then_some(group);
         if !impatient {
             self.set_leaving(false);
         }
         if let Ok(kept) = answer.try_recv() {
             return Fetch::of(Ok(kept), returns_to);
-        }
-        if impatient {
-            // It will not look again: what is in this process's own hands must not be hidden from it.
-            for granted in R::line(self).take_kept_of_others(request) {
-                granted.handed_back().await;
-            }
         }
         // Those whom one answer set free act in step: whoever is ready shares the look.
         tokio::task::yield_now().await;

@@ -12,9 +12,8 @@ use tokio::time::Instant;
 const AT_ONCE: Duration = Duration::from_millis(2);
 /// Asking so many times in a row is a habit.
 const HABIT: u32 = 16;
-/// How long something waits for somebody who only usually asks for it.
-pub(crate) const EXPECTED: Duration = Duration::from_millis(5);
-
+/// Of those who usually ask, one in so many is forgotten each time.
+const DECLINE: usize = 16;
 #[derive(Default)]
 pub(crate) struct Habit {
     /// When something was last put into the queue.
@@ -24,16 +23,20 @@ pub(crate) struct Habit {
     asked: usize,
     /// How many times in a row as many asked.
     times: u32,
+    /// How many asked at most, lately.
+    usual: usize,
 }
 
 impl Habit {
     /// This process has put so much into the queue.
     pub(crate) fn filled(&mut self, now: Instant, items: usize) {
         self.times = match self.asked {
+            _ if self.filled_at.is_none() => 0,
             asked if asked >= self.items => (self.times + 1).min(HABIT * 2),
             0 => 0,
             _ => self.times / 2,
         };
+        self.usual = self.asked.max(self.usual - self.usual.div_ceil(DECLINE));
         self.filled_at = Some(now);
         self.items = items;
         self.asked = 0;
@@ -53,6 +56,15 @@ impl Habit {
     /// Whether what is put into the queue next will probably be asked for at once.
     pub(crate) fn is_formed(&self) -> bool {
         self.times >= HABIT
+    }
+
+    /// How many will ask. Twice as many as usually do: there may be more of them each time, and what is one too many goes back.
+    pub(crate) fn expected(&self) -> usize {
+        if self.is_formed() {
+            self.asked.max(self.usual) * 2
+        } else {
+            0
+        }
     }
 }
 
@@ -79,6 +91,7 @@ mod tests {
         assert!(!habit.is_formed(), "nobody knows yet whether they asked in time");
         habit.filled(now, 2);
         assert!(habit.is_formed());
+        assert_eq!(habit.expected(), 4);
         habit.filled(now, 2);
         assert!(!habit.is_formed(), "nobody asked");
 
@@ -91,8 +104,8 @@ mod tests {
     #[test]
     fn few_who_are_late_once_do_not_end_it() {
         let (mut habit, now) = formed(HABIT * 3);
+        habit.filled(now, 2);
         for late in [1, 2] {
-            habit.filled(now, 2);
             habit.asks(now);
             habit.asks(now + AT_ONCE * 2);
             habit.filled(now, 2);

@@ -5,10 +5,12 @@
 //! already comes first: only those are served who have looked and found nothing. An enqueue also serves those who have yet to ask, if they
 //! usually do so at once (see `habit.rs`).
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 use tokio_postgres::Row;
 use tracing::debug;
@@ -87,6 +89,13 @@ pub(crate) async fn during<R: Request, T>(
     call.await
 }
 
+/// Whether something can be kept for those who have yet to ask: what nobody asks for is handed back by a task, and where there is one thread it may
+/// never run, as in a program that does nothing but enqueue.
+fn may_keep() -> bool {
+    let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    flavor.is_ok_and(|flavor| flavor == RuntimeFlavor::MultiThread)
+}
+
 impl<R: Request> Line<R> {
     /// So many items are about to be put into the queue: who gets which of them. `fits`: whether a request is met by the item at
     /// this position.
@@ -98,19 +107,36 @@ impl<R: Request> Line<R> {
         mut fits: impl FnMut(&R, usize) -> bool,
     ) -> Vec<Handover<R>> {
         let now = Instant::now();
-        let ahead = matches!(to, To::WhoeverAsksNext) && !inner.is_leaving();
         let mut open: Vec<usize> = (0..items).collect();
+        let mut taken: HashMap<R, Vec<usize>> = HashMap::new();
         let mut handed = Vec::new();
-        for (request, group) in self.lock().iter_mut() {
-            let mut unserved = group.unserved(now, open.len(), ahead);
-            let is_wanted = |item: &mut usize| {
-                let is_wanted = unserved > 0 && fits(request, *item);
-                unserved -= usize::from(is_wanted);
-                is_wanted
+        {
+            let mut groups = self.lock();
+            let mut take = |request: &R, most: usize| {
+                let mut left = most;
+                let is_wanted = |item: &mut usize| {
+                    let is_wanted = left > 0 && fits(request, *item);
+                    left -= usize::from(is_wanted);
+                    is_wanted
+                };
+                let items: Vec<usize> = open.extract_if(.., is_wanted).collect();
+                if !items.is_empty() {
+                    taken.entry(request.clone()).or_default().extend(items);
+                }
             };
-            let items: Vec<usize> = open.extract_if(.., is_wanted).collect();
-            if !items.is_empty() {
-                handed.push((request.clone(), group.hand_over(items.len()), items));
+            for (request, group) in groups.iter_mut() {
+                take(request, group.unserved(now));
+            }
+            // Whoever waits comes before those who have yet to ask.
+            if matches!(to, To::WhoeverAsksNext) && !inner.is_leaving() && may_keep() {
+                for (request, group) in groups.iter() {
+                    take(request, group.expected(now));
+                }
+            }
+            for (request, items) in taken {
+                if let Some(group) = groups.get_mut(&request) {
+                    handed.push((request, group.hand_over(items.len()), items));
+                }
             }
         }
         if matches!(to, To::WhoeverAsksNext) {

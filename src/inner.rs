@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 use tracing::debug;
@@ -18,6 +19,7 @@ use crate::cache::HistoryCache;
 use crate::call::{Answer, Caller, Connection, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::{CallError, Failure};
+use crate::granted::GoingBack;
 use crate::history::{ReadAnswer, ReadRequest};
 use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
@@ -47,7 +49,10 @@ pub(crate) struct Inner {
     pub(crate) pace: Pace,
     pub(crate) polled: Polled,
     pub(crate) rests: Rests,
+    turns_going_back: GoingBack,
+    activities_going_back: GoingBack,
     leaving: AtomicBool,
+    closing: AtomicBool,
     pub(crate) turns: Line<TurnRequest>,
     pub(crate) activities: Line<ActivityRequest>,
     pub(crate) turn_acks: Batcher<TurnAck, Result<TurnAnswer, CallError>>,
@@ -82,7 +87,10 @@ impl Inner {
             pace: Pace::default(),
             polled: Polled::default(),
             rests: Rests::default(),
+            turns_going_back: GoingBack::default(),
+            activities_going_back: GoingBack::default(),
             leaving: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             turns: Line::default(),
             activities: Line::default(),
             turn_acks: Batcher::paced(
@@ -113,9 +121,16 @@ impl Inner {
         inner
     }
 
-    /// A fetch that waited for work was dropped, and none has begun since: the runtime is probably shutting down.
+    /// A fetch that waited for work was dropped, and none has begun since: the runtime is probably shutting down. Or the provider is.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Relaxed)
+        self.leaving.load(Ordering::Relaxed) || self.closing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn going_back(&self, queue: Queue) -> &GoingBack {
+        match queue {
+            Queue::Orchestrator => &self.turns_going_back,
+            Queue::Worker => &self.activities_going_back,
+        }
     }
 
     pub(crate) fn set_leaving(&self, leaving: bool) {
@@ -129,7 +144,33 @@ impl Inner {
         !self.is_leaving() && self.turns.is_attended()
     }
 
-    pub(crate) fn close(&self) {
+    /// What is kept for those who have yet to ask goes back first: nobody will.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.closing.store(true, Ordering::Relaxed);
+        self.turns.hand_back_kept();
+        self.activities.hand_back_kept();
+        let is_going_back = self.turns_going_back.is_some() || self.activities_going_back.is_some();
+        match Handle::try_current() {
+            Ok(runtime) if is_going_back => {
+                let inner = Arc::clone(self);
+                runtime.spawn(async move {
+                    inner.turns_going_back.arrives().await;
+                    inner.activities_going_back.arrives().await;
+                    inner.has_closed();
+                });
+            }
+            _ => self.has_closed(),
+        }
+    }
+
+    fn has_closed(self: &Arc<Self>) {
+        self.disconnect();
+        // Those who wait find out.
+        self.woken(Queue::Orchestrator, Reason::Closed, None);
+        self.woken(Queue::Worker, Reason::Closed, None);
+    }
+
+    fn disconnect(&self) {
         self.caller.close();
         self.waker.stop();
     }
@@ -278,6 +319,6 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.close();
+        self.disconnect();
     }
 }

@@ -35,6 +35,7 @@ mod handover;
 mod history;
 mod inner;
 mod instances;
+mod kept;
 mod kv;
 mod lease;
 #[cfg(feature = "cli")]

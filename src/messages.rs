@@ -59,7 +59,10 @@ impl Inner {
             }
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
             let look = turns.land(&sent).await;
-            self.turns.filled(messages.len());
+            if sent.is_ok() {
+                let due = messages.iter().filter(|message| message.is_due_at_once()).count();
+                self.turns.filled(|_| due);
+            }
             self.made_due(Queue::Orchestrator, look, Some(follow.id()));
             batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
         }

@@ -99,7 +99,10 @@ impl Pace {
         let circle = self.circle(queue);
         let among = match step {
             Step::Enqueue => &circle.enqueues,
-            Step::Fetch => &circle.fetches,
+            Step::Fetch => {
+                circle.has_no_fetches.store(false, Ordering::Relaxed);
+                &circle.fetches
+            }
             Step::Ack => &circle.acks,
         };
         among.calls.fetch_add(1, Ordering::AcqRel);

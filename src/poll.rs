@@ -19,10 +19,9 @@ use crate::call::Connection;
 use crate::carried::Carried;
 use crate::error::Failure;
 use crate::fetch::{Place, Registered};
-use crate::granted::Granted;
 use crate::inner::Inner;
+use crate::kept::Keeper;
 use crate::look::{Found, make_look, send_look};
-use crate::next::{Keeper, kept_for};
 use crate::reason::Reason;
 pub(crate) use crate::waiters::Fetch;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
@@ -115,11 +114,21 @@ impl<R: Request> Line<R> {
         }
     }
 
-    /// This process has put so much into the queue.
-    pub(crate) fn filled(&self, items: usize) {
+    /// This process has put something into the queue: so much of what each asks for.
+    pub(crate) fn filled(&self, items: impl Fn(&R) -> usize) {
         let now = Instant::now();
+        for (request, group) in self.lock().iter_mut() {
+            match items(request) {
+                0 => {}
+                items => group.habit.filled(now, items),
+            }
+        }
+    }
+
+    /// All that is kept goes back to the queue.
+    pub(crate) fn hand_back_kept(&self) {
         for group in self.lock().values_mut() {
-            group.habit.filled(now, items);
+            group.hand_back_kept();
         }
     }
 
@@ -157,54 +166,58 @@ impl<R: Request> Line<R> {
         self.lock().get(request).map_or(0, |group| group.waiters.len())
     }
 
-    /// What is kept for those who ask for this answers at once.
-    pub(crate) fn register<'a>(&self, inner: &'a Inner, request: &'a R, impatient: bool) -> Registered<'a, R> {
+    /// What is kept for those who ask for this answers at once. `sees_all`: nothing of what is in this process's hands must be hidden from
+    /// its look; None if something is still on its way back to the queue.
+    pub(crate) fn register<'a>(
+        &self,
+        inner: &'a Inner,
+        request: &'a R,
+        impatient: bool,
+        sees_all: bool,
+    ) -> Option<Registered<'a, R>> {
         let (answer, receiver) = oneshot::channel();
         let now = Instant::now();
         let span = Span::current();
-        let (id, group, sooner, too_old) = {
-            let mut groups = self.lock();
-            if groups.len() > SWEEP_ABOVE {
-                groups.retain(|_, group| !group.is_idle());
+        let mut groups = self.lock();
+        if groups.len() > SWEEP_ABOVE {
+            groups.retain(|_, group| !group.is_idle());
+        }
+        let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
+        // A closed provider gives nothing away that it could not take back.
+        let kept = (!inner.caller.is_closed()).then(|| group.kept.take(now)).flatten();
+        if kept.is_none() && sees_all {
+            for (_, other) in groups.iter_mut().filter(|(other, _)| *other != request) {
+                other.hand_back_kept();
             }
-            let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
-            group.next_id += 1;
-            let id = group.next_id;
-            group.habit.asks(now);
-            let too_old = group.take_overdue(now);
-            // A closed provider gives nothing away that it could not take back.
-            let kept = (!inner.caller.is_closed()).then(|| group.kept.take()).flatten();
-            match kept {
-                Some(granted) => drop(answer.send(Answer::Granted(granted))),
-                None => group.waiters.push_back(Waiter {
-                    id,
-                    span,
-                    impatient,
-                    look: None,
-                    answer,
-                }),
+            if inner.going_back(R::QUEUE).is_some() {
+                return None;
             }
-            (id, group.id, Arc::clone(&group.sooner), too_old)
-        };
-        too_old.into_iter().for_each(Granted::hand_back);
-        Registered {
+        }
+        let group = groups.get_mut(request)?;
+        group.habit.asks(now);
+        group.next_id += 1;
+        let id = group.next_id;
+        match kept {
+            Some(granted) => drop(answer.send(Answer::Granted(granted))),
+            None => group.waiters.push_back(Waiter {
+                id,
+                span,
+                impatient,
+                look: None,
+                answer,
+            }),
+        }
+        Some(Registered {
             place: Place {
                 inner,
                 request,
                 id,
                 patient: !impatient,
             },
-            group,
+            group: group.id,
             answer: receiver,
-            sooner,
-        }
-    }
-
-    /// What is kept for those who ask for something else.
-    pub(crate) fn take_kept_of_others(&self, request: &R) -> Vec<Granted<R::Item>> {
-        let mut groups = self.lock();
-        let others = groups.iter_mut().filter(|(other, _)| *other != request);
-        others.flat_map(|(_, group)| group.take_kept()).collect()
+            sooner: Arc::clone(&group.sooner),
+        })
     }
 
     /// Makes a look if one is due; returns it if it is for the caller alone, who then carries it out. Tells when the next will
@@ -331,9 +344,9 @@ impl<R: Request> Line<R> {
             }
             group.release(sent.id);
             if sent.ahead > 0 && !unwanted.is_empty() && !inner.is_leaving() {
-                let until = now + kept_for(request, sent.reason);
                 let ahead = sent.ahead.min(unwanted.len());
-                let is_new = group.kept.keep(unwanted.drain(..ahead), until);
+                let lock_timeout = request.lock_timeout();
+                let is_new = group.kept.keep(unwanted.drain(..ahead), sent.reason, lock_timeout);
                 keeper = is_new.then(|| Keeper::new(inner, request));
             }
             group.due_look(now)

@@ -15,9 +15,7 @@ use duroxide::{Event, SystemStats};
 use crate::config::Builder;
 use crate::error::{Error, ErrorKind};
 use crate::inner::Inner;
-use crate::reason::Reason;
 use crate::telemetry::operation;
-use crate::wake::Queue;
 use crate::{token, work_item};
 
 /// A duroxide storage provider on PostgreSQL.
@@ -101,9 +99,6 @@ impl PostgresProvider {
     /// by then is sent in the background, if the server can be reached; otherwise they find it by themselves, within a minute if they are idle.
     pub fn close(&self) {
         self.inner.close();
-        // Those who wait find out.
-        self.inner.woken(Queue::Orchestrator, Reason::Closed, None);
-        self.inner.woken(Queue::Worker, Reason::Closed, None);
     }
 }
 

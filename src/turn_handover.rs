@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::encode;
 use crate::error::CallError;
 use crate::follow::Follow;
-use crate::granted::Granted;
+use crate::granted::{Granted, give_back_lost};
 use crate::handover::{Handover, To};
 use crate::inner::Inner;
 use crate::orchestrations::TurnRequest;
@@ -124,8 +124,11 @@ impl TurnHandover {
                 }
                 // They may have been claimed, and nobody knows of it.
                 Err(error) if error.is_ambiguous() => {
+                    let lock_timeout = handover.request().lock_timeout();
                     for (instance_id, lease) in self.instance_ids.iter().zip(&self.leases) {
-                        self.hand_back(&handover, instance_id.clone(), *lease);
+                        let (lease, instance_id) = (*lease, instance_id.clone());
+                        let token = TurnToken { lease, instance_id }.to_string();
+                        give_back_lost(&self.inner, Queue::Orchestrator, lease, lock_timeout, token);
                     }
                 }
                 Err(_) => {}

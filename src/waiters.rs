@@ -12,7 +12,7 @@ use tracing::Span;
 use crate::error::Failure;
 use crate::granted::Granted;
 use crate::habit::Habit;
-use crate::next::Kept;
+use crate::kept::Kept;
 use crate::reason::Reason;
 
 /// The most items one look asks for.
@@ -211,35 +211,41 @@ impl<T> Group<T> {
         })
     }
 
-    /// What was kept until then, in vain.
-    pub(crate) fn take_overdue(&mut self, time: Instant) -> Vec<Granted<T>> {
-        let overdue = self.kept.take_overdue(time);
-        if !overdue.is_empty() {
+    /// What was kept until then, in vain, goes back to the queue.
+    pub(crate) fn hand_back_overdue(&mut self, now: Instant) {
+        if self.kept.hand_back_overdue(now) {
             self.habit.is_broken();
         }
-        overdue
     }
 
-    /// All that is kept: somebody else wants it.
-    pub(crate) fn take_kept(&mut self) -> Vec<Granted<T>> {
-        if !self.kept.is_empty() {
+    /// All that is kept goes back to the queue: somebody else wants it.
+    pub(crate) fn hand_back_kept(&mut self) {
+        if self.kept.hand_back_all() {
             self.habit.is_broken();
         }
-        std::iter::from_fn(|| self.kept.take()).collect()
     }
 
-    /// How many of so many items can be handed over: to those who wait where nothing was to be found at the last look, and have none on
-    /// the wire; and, `ahead`, to those who will probably ask.
-    pub(crate) fn unserved(&mut self, now: Instant, items: usize, ahead: bool) -> usize {
-        if self.woken.is_some() || self.quiet_until <= now {
-            // What is in the queue already comes first.
+    /// To how many something can be handed over: those who wait where nothing was to be found at the last look, and have none on the wire.
+    pub(crate) fn unserved(&mut self, now: Instant) -> usize {
+        if !self.is_quiet(now) {
             return 0;
-        }
-        if ahead && self.habit.is_formed() && self.kept.len() + self.ahead < MAX_ITEMS {
-            return items;
         }
         let is_unserved = |waiter: &&Waiter<T>| waiter.look.is_none() && !waiter.answer.is_closed();
         self.waiters.iter().filter(is_unserved).count()
+    }
+
+    /// How many more will probably ask, and what they get is not under way.
+    pub(crate) fn expected(&self, now: Instant) -> usize {
+        if !self.is_quiet(now) {
+            return 0;
+        }
+        let expected = self.habit.expected().min(MAX_ITEMS);
+        expected.saturating_sub(self.kept.len() + self.ahead)
+    }
+
+    /// Whether there is nothing in the queue, as far as is known: it would come first.
+    fn is_quiet(&self, now: Instant) -> bool {
+        self.woken.is_none() && self.quiet_until > now
     }
 
     /// Something is under way to so many, first of all those who wait and have no look on the wire.

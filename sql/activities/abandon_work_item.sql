@@ -16,17 +16,27 @@ create or replace function abandon_work_item(
 language plpgsql
 as $$
 declare
+    v_id  bigint := p_id;
     v_row worker_queue;
 begin
     perform require_read_committed();
     perform set_config('synchronous_commit', 'off', true);
+
+    if p_id = 0 then
+        select w.id into v_id
+          from worker_queue as w
+         where w.instance_id = p_instance_id
+           and w.execution_id = p_execution_id
+           and w.activity_id = p_activity_id
+           and w.lease = p_lease;
+    end if;
 
     select w.* into v_row
       from worker_queue as w
      where w.instance_id = p_instance_id
        and w.execution_id = p_execution_id
        and w.activity_id = p_activity_id
-       and (w.id = p_id or (p_id = 0 and w.lease = p_lease))
+       and w.id = v_id
        for update;
     if v_row.lease is distinct from p_lease then
         raise exception 'Invalid lock token: activity % of instance "%" was cancelled or is held by somebody else',
@@ -49,7 +59,7 @@ begin
      where w.instance_id = p_instance_id
        and w.execution_id = p_execution_id
        and w.activity_id = p_activity_id
-       and w.id = v_row.id;
+       and w.id = v_id;
 end
 $$
 security definer

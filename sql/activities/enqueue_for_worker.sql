@@ -8,8 +8,8 @@ create or replace function enqueue_for_worker(
     p_tags          text[],
     p_sessions      text[],
     p_work_items    text[],
-    p_leases        uuid[],
-    p_lease_ms      bigint[]
+    p_leases        uuid[]   default '{}',
+    p_lease_ms      bigint[] default '{}'
 ) returns table (
     handed_leases uuid[],
     handed_ids    bigint[]

@@ -97,10 +97,10 @@ begin
           and octet_length(array_to_string(p_work_items, '')) < c_max_message_bytes
           and not exists (select
                             from unnest(p_turn_instance_ids) as t (instance_id)
-                            join mailboxes as m on m.instance_id = t.instance_id)
+                           cross join lateral (select from mailboxes as m where m.instance_id = t.instance_id limit 1) as m)
           and not exists (select
                             from unnest(p_turn_instance_ids) as t (instance_id)
-                            join history as h on h.instance_id = t.instance_id) then
+                           cross join lateral (select from history as h where h.instance_id = t.instance_id limit 1) as h) then
         -- The same for many, in the order of their ids. Should one have come into being since: 23505, and the caller does without turns.
         with queued as (
             insert into orchestrator_queue as q (instance_id, visible_at, kind, work_item)

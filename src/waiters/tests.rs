@@ -12,18 +12,18 @@ async fn what_is_in_the_queue_already_comes_before_what_is_handed_over() {
         look: None,
         answer,
     });
-    assert_eq!(group.unserved(now, 9, false), 0, "it has not looked yet");
+    assert_eq!(group.unserved(now), 0, "it has not looked yet");
     group.quiet(1, now + Duration::from_secs(1), Reason::Fallback);
-    assert_eq!(group.unserved(now, 9, false), 1);
+    assert_eq!(group.unserved(now), 1);
     group.woken = Some(Reason::Notified);
-    assert_eq!(group.unserved(now, 9, false), 0, "there is something to look for");
+    assert_eq!(group.unserved(now), 0, "there is something to look for");
     group.woken = None;
     let sent = group.hand_over(1);
-    assert_eq!((sent.wanted(), group.looks, group.unserved(now, 9, false)), (1, 0, 0));
+    assert_eq!((sent.wanted(), group.looks, group.unserved(now)), (1, 0, 0));
     group.release(sent.id);
-    assert_eq!(group.unserved(now, 9, false), 1);
+    assert_eq!(group.unserved(now), 1);
     drop(receiver);
-    assert_eq!(group.unserved(now, 9, false), 0, "it has gone away");
+    assert_eq!(group.unserved(now), 0, "it has gone away");
 }
 
 #[tokio::test]

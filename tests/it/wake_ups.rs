@@ -2,6 +2,7 @@
 
 mod coming_back;
 mod following;
+mod habits;
 mod handing_over;
 mod polling;
 mod resting;
@@ -44,6 +45,19 @@ impl Queue {
             Self::Activities => provider.enqueue_for_worker(activity(instance, 1)).await,
         };
         sent.expect("enqueue");
+    }
+
+    fn table(self) -> &'static str {
+        match self {
+            Self::Turns => "mailboxes",
+            Self::Activities => "worker_queue",
+        }
+    }
+
+    async fn is_leased(self, world: &World, instance: &str) -> bool {
+        let table = self.table();
+        let leased = format!("select count(*) from {table} where instance_id = $1 and lease is not null");
+        world.number(&leased, &[&instance]).await > 0
     }
 
     /// The instance of what was fetched, and the attempt.

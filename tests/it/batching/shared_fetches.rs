@@ -200,11 +200,8 @@ async fn fetches_that_wait_share_a_look() {
             &[&serde_json::to_string(&activity("i0", 1)).expect("JSON")],
         )
         .await;
-    world
-        .provider
-        .enqueue_for_worker(activity("i8", 1))
-        .await
-        .expect("enqueue");
+    let other = world.schema.provider().await;
+    other.enqueue_for_worker(activity("i8", 1)).await.expect("enqueue");
     let granted = tokio::time::timeout(SOON, waiting).await.expect("soon");
     let mut tokens: Vec<_> = granted
         .into_iter()
@@ -232,11 +229,8 @@ async fn what_a_dropped_worker_was_to_get_goes_to_the_next_one() {
     assert!(begin(stays.as_mut()).await.is_pending());
     let before = world.proxy.calls_of(FETCH_ACTIVITIES);
     let mut held = world.proxy.hold_answer_of(FETCH_ACTIVITIES);
-    world
-        .provider
-        .enqueue_for_worker(activity("i", 1))
-        .await
-        .expect("enqueue");
+    let other = world.schema.provider().await;
+    other.enqueue_for_worker(activity("i", 1)).await.expect("enqueue");
     held.wait().await;
     drop(dropped);
     held.release();
@@ -295,11 +289,7 @@ async fn what_nobody_waits_for_any_more_is_handed_back() {
         world.proxy.hold_answer_of(FETCH_ACTIVITIES),
     ];
     let enqueue = enqueue(&world, start("i"));
-    world
-        .provider
-        .enqueue_for_worker(activity("i", 1))
-        .await
-        .expect("enqueue");
+    other.enqueue_for_worker(activity("i", 1)).await.expect("enqueue");
     for held in &mut held {
         held.wait().await;
     }

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use super::metrics::{PATIENT, eventually};
 use super::recorder::Recorded;
 use crate::batching::{World, begin};
-use crate::fixtures::{LOCK, NOW, activity, start, turn};
+use crate::fixtures::{Ack, LOCK, NOW, ack, activity, named, start, started, turn};
 
 /// A machine that stalls at the wrong moment finds work another way, but not each time.
 const TRIES: u32 = 6;
@@ -50,15 +50,24 @@ fn wake_ups_are_counted_by_what_caused_them() {
             assert!(fetched.expect("fetch").is_none());
             assert_eq!(recorded.sum("looks_total", &asked), before + 1.0);
 
-            // Somebody waits while this process enqueues: it is handed over, or the look goes out behind the enqueue, or after it.
+            // Somebody waits while this process sends a message: it is handed over, or the look goes out behind the call, or after it.
             until_found(&recorded, &["behind", "enqueued"], async |attempt| {
-                world.settle().await;
-                let mut fetch = Box::pin(p.fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly));
-                assert!(begin(fetch.as_mut()).await.is_pending());
-                let activity = activity(&format!("here{attempt}"), 1);
-                let (fetched, sent) = tokio::join!(fetch, p.enqueue_for_worker(activity));
+                let sender = format!("sender{attempt}");
+                let sent = p.enqueue_for_orchestrator(start(&sender), None).await;
                 sent.expect("enqueue");
-                fetched.expect("fetch").expect("an activity");
+                let (_, token, _) = turn(p, LOCK).await;
+                world.settle().await;
+                let mut fetch = Box::pin(p.fetch_orchestration_item(LOCK, PATIENT, None));
+                assert!(begin(fetch.as_mut()).await.is_pending());
+                let sends = Ack {
+                    events: vec![started(&sender)],
+                    messages: vec![start(&format!("sent{attempt}"))],
+                    metadata: named(),
+                    ..Ack::default()
+                };
+                let (fetched, sent) = tokio::join!(fetch, ack(p, &token, sends));
+                sent.expect("ack");
+                fetched.expect("fetch").expect("a turn");
             })
             .await;
             until_found(&recorded, &["handed"], async |attempt| {

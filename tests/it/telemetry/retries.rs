@@ -1,11 +1,11 @@
 //! Calls made again inside the provider are counted by what made it worth it.
 
-use duroxide::providers::{Provider, ProviderAdmin, TagFilter};
+use duroxide::providers::{Provider, ProviderAdmin};
 
 use super::metrics::PATIENT;
 use super::recorder::Recorded;
 use crate::batching::{CALLERS, MESSAGES, TURN_ACKS, World, ack_first, begin, instances, together};
-use crate::fixtures::{LOCK, activity, create, raised, start, turn, work};
+use crate::fixtures::{Ack, LOCK, ack, create, named, raised, start, started, turn};
 use crate::proxy::Mode;
 
 const TRIES: u32 = 6;
@@ -122,8 +122,8 @@ fn what_cannot_be_read_is_read_with_care() {
     );
 }
 
-/// The connection ends under an enqueue and the look behind it. A machine that stalls at the wrong moment has no look
-/// there, but not each time.
+/// The connection ends under an ack that sends a message, and the look behind it. A machine that stalls at the wrong moment has
+/// no look there, but not each time.
 #[test]
 fn a_look_behind_a_call_that_lost_its_connection_is_made_again() {
     Recorded::run(
@@ -131,25 +131,26 @@ fn a_look_behind_a_call_that_lost_its_connection_is_made_again() {
             let world = World::new().await;
             let p = &*world.provider;
             for attempt in 0..TRIES {
-                let [before, lost, found] = ["before", "lost", "found"].map(|name| format!("{name}{attempt}"));
-                // The statements are prepared, and nobody expects anything.
-                p.enqueue_for_worker(activity(&before, 1)).await.expect("enqueue");
-                work(p, LOCK).await;
+                let [sender, found] = ["sender", "found"].map(|name| format!("{name}{attempt}"));
+                let sent = p.enqueue_for_orchestrator(start(&sender), None).await;
+                sent.expect("enqueue");
+                let (_, token, _) = turn(p, LOCK).await;
                 world.settle().await;
-                let mut fetch = Box::pin(p.fetch_work_item(LOCK, PATIENT, None, &TagFilter::DefaultOnly));
+                let mut fetch = Box::pin(p.fetch_orchestration_item(LOCK, PATIENT, None));
                 assert!(begin(fetch.as_mut()).await.is_pending());
-                let enqueue = async {
-                    let mut cut = world.proxy.lose_request_of(".enqueue_for_worker(", Mode::Pass);
-                    let sent = p.enqueue_for_worker(activity(&lost, 1)).await;
-                    sent.expect_err("lost");
-                    assert!(cut.has_happened());
-                    p.enqueue_for_worker(activity(&found, 1)).await.expect("enqueue");
+                let mut cut = world.proxy.lose_request_of(TURN_ACKS, Mode::Pass);
+                let sends = Ack {
+                    events: vec![started(&sender)],
+                    messages: vec![start(&found)],
+                    metadata: named(),
+                    ..Ack::default()
                 };
-                let (fetched, ()) = tokio::join!(fetch, enqueue);
-                let (item, _, _) = fetched.expect("fetch").expect("an activity");
-                assert_eq!(item, activity(&found, 1));
-                if retries(&recorded, "fetch_work_item", "behind") > 0.0 {
-                    assert_eq!(recorded.sum("retries_total", &[]), 1.0);
+                let (fetched, acked) = tokio::join!(fetch, ack(p, &token, sends));
+                acked.expect("ack");
+                assert!(cut.has_happened());
+                let (item, _, _) = fetched.expect("fetch").expect("a turn");
+                assert_eq!(item.instance, found);
+                if retries(&recorded, "fetch_orchestration_item", "behind") > 0.0 {
                     return;
                 }
             }

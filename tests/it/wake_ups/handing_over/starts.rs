@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use duroxide::providers::{OrchestrationItem, Provider};
+use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
-use crate::batching::{World, begin};
+use crate::batching::{FETCH_TURNS, MESSAGES, World, begin};
 use crate::fixtures::{LOCK, NOW, scheduled, start, started, turn};
-use crate::wake_ups::PATIENT;
+use crate::wake_ups::{PATIENT, waits_for_a_lock};
 
 /// A dispatcher that waits: it has looked in vain.
 async fn waits_for_a_turn(world: &World) -> JoinHandle<OrchestrationItem> {
@@ -78,4 +79,97 @@ async fn a_start_of_something_that_has_a_past_brings_it_along() {
     let sent = provider.enqueue_for_orchestrator(start("i"), None).await;
     sent.expect("enqueue");
     assert_eq!(waiting.await.expect("no panic").history, past);
+}
+
+/// These start in one call.
+async fn starts_together(world: &World, instances: &[&str]) {
+    let calls = world.proxy.calls_of(MESSAGES);
+    let starts = instances.iter().map(|instance| async {
+        let sent = world.provider.enqueue_for_orchestrator(start(instance), None).await;
+        sent.expect("enqueue");
+    });
+    join_all(starts).await;
+    assert!(world.proxy.calls_of(MESSAGES) - calls <= 2, "not together");
+}
+
+/// Some of many starts are waited for: those are leased, the others are there to be found.
+#[tokio::test]
+async fn of_many_starts_as_many_are_handed_over_as_are_waited_for() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    starts_together(&world, &["fetched"]).await;
+    turn(&**provider, LOCK).await;
+    world.settle().await;
+    let waiting = [waits_for_a_turn(&world).await, waits_for_a_turn(&world).await];
+    let looks = world.proxy.calls_of(FETCH_TURNS);
+    starts_together(&world, &["c", "a", "b"]).await;
+    let mut handed = Vec::new();
+    for waiting in waiting {
+        let item = waiting.await.expect("no panic");
+        assert_eq!(format!("{:?}", item.messages), format!("{:?}", [start(&item.instance)]));
+        assert_eq!(
+            mailbox(&world, &item.instance).await,
+            mailbox(&world, "fetched").await,
+            "{}",
+            item.instance
+        );
+        handed.push(item.instance);
+    }
+    handed.sort();
+    assert_eq!(handed, ["a", "b"], "in the order of their ids");
+    assert_eq!(world.proxy.calls_of(FETCH_TURNS), looks, "nobody had to look for them");
+    assert_eq!(turn(&**provider, LOCK).await.0.instance, "c");
+    let messages = "select count(*) from orchestrator_queue";
+    assert_eq!(world.number(messages, &[]).await, 4);
+}
+
+/// Somebody else makes one of the mailboxes at the same time, after nobody had it: the call is made again without leases.
+#[tokio::test]
+async fn a_start_that_meets_another_is_there_once() {
+    let world = World::new().await;
+    world.settle().await;
+    let waiting = [waits_for_a_turn(&world).await, waits_for_a_turn(&world).await];
+    let mut blocker = world.schema.client().await;
+    let transaction = blocker.transaction().await.expect("begin");
+    let made = "insert into mailboxes (instance_id, available_at) values ('b', clock_timestamp() + interval '1 hour')";
+    transaction.execute(made, &[]).await.expect("insert");
+    let calls = world.proxy.calls_of(MESSAGES);
+    let (provider, enqueue) = (Arc::clone(&world.provider), ["b", "a"]);
+    let enqueuing = tokio::spawn(async move {
+        join_all(enqueue.map(|instance| provider.enqueue_for_orchestrator(start(instance), None))).await
+    });
+    waits_for_a_lock(&world).await;
+    transaction.commit().await.expect("commit");
+    for sent in enqueuing.await.expect("no panic") {
+        sent.expect("enqueue");
+    }
+    assert_eq!(
+        world.proxy.calls_of(MESSAGES),
+        calls + 2,
+        "once with leases, and once without"
+    );
+    let mut got = Vec::new();
+    for waiting in waiting {
+        got.push(waiting.await.expect("no panic").instance);
+    }
+    got.sort();
+    assert_eq!(got, ["a", "b"]);
+    let messages = "select count(*) from orchestrator_queue";
+    assert_eq!(world.number(messages, &[]).await, 2);
+}
+
+/// Instances that exist, or have a past, are claimed as ever, also among new ones.
+#[tokio::test]
+async fn new_ones_and_others_start_together() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    let past = vec![started("b"), scheduled("b", 2)];
+    let appended = provider.append_with_execution("b", 1, past.clone()).await;
+    appended.expect("append");
+    let waiting = [waits_for_a_turn(&world).await, waits_for_a_turn(&world).await];
+    starts_together(&world, &["b", "a"]).await;
+    for waiting in waiting {
+        let item = waiting.await.expect("no panic");
+        assert_eq!(item.history, if item.instance == "b" { past.clone() } else { vec![] });
+    }
 }

@@ -1,0 +1,181 @@
+//! What is there for those who have yet to ask for it, and goes back to the queue if they do not.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use crate::granted::Granted;
+use crate::inner::Inner;
+use crate::poll::Request;
+use crate::reason::Reason;
+
+/// How long something waits for somebody who has only to come back.
+const RETURNING: Duration = Duration::from_millis(50);
+/// How long something waits for somebody who only usually asks for it (`habit.rs`).
+pub(crate) const EXPECTED: Duration = Duration::from_millis(5);
+/// How long a keeper stays after there was something.
+const ATTENDED: Duration = Duration::from_millis(100);
+
+/// All that a group keeps. What goes back does so under the lock of the group: whoever has seen that it is no longer here can wait for it
+/// (`GoingBack`).
+pub(crate) struct Kept<T> {
+    items: VecDeque<Item<T>>,
+    /// Whether there is a keeper, and until when also if there is nothing to keep.
+    attended_until: Option<Instant>,
+}
+
+struct Item<T> {
+    granted: Granted<T>,
+    /// Why it is here.
+    reason: Reason,
+    /// When others should have it.
+    until: Instant,
+    /// When too much of its lease has passed for it to be of use.
+    useless_at: Instant,
+    /// Where it landed.
+    runtime: Option<Handle>,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self {
+            items: VecDeque::new(),
+            attended_until: None,
+        }
+    }
+}
+
+impl<T> Kept<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// `lock_timeout`: how long they are leased. Whether somebody new has to see to what is overdue.
+    pub(crate) fn keep(
+        &mut self,
+        granted: impl IntoIterator<Item = Granted<T>>,
+        reason: Reason,
+        lock_timeout: Duration,
+    ) -> bool {
+        let now = Instant::now();
+        let time = match reason {
+            Reason::Next => RETURNING,
+            _ => EXPECTED,
+        };
+        // Whoever gets it has most of the lease.
+        let useless_at = now + lock_timeout / 4;
+        let until = useless_at.min(now + time);
+        self.items.extend(granted.into_iter().map(|granted| Item {
+            granted,
+            reason,
+            until,
+            useless_at,
+            runtime: Handle::try_current().ok(),
+        }));
+        self.attended_until.replace(until + ATTENDED).is_none()
+    }
+
+    /// The first that is of use.
+    pub(crate) fn take(&mut self, now: Instant) -> Option<Granted<T>> {
+        self.hand_back_if(|item| item.useless_at <= now);
+        self.items.pop_front().map(|item| item.granted)
+    }
+
+    /// Whether there was any that somebody was expected to ask for.
+    pub(crate) fn hand_back_overdue(&mut self, now: Instant) -> bool {
+        self.hand_back_if(|item| item.until <= now)
+    }
+
+    /// Whether there was any that somebody was expected to ask for.
+    pub(crate) fn hand_back_all(&mut self) -> bool {
+        self.hand_back_if(|_| true)
+    }
+
+    fn hand_back_if(&mut self, mut goes_back: impl FnMut(&Item<T>) -> bool) -> bool {
+        let mut was_expected = false;
+        for _ in 0..self.items.len() {
+            match self.items.pop_front() {
+                Some(item) if goes_back(&item) => {
+                    was_expected |= item.reason != Reason::Next;
+                    item.granted.hand_back();
+                }
+                item => self.items.extend(item),
+            }
+        }
+        was_expected
+    }
+
+    /// Nobody sees to it any more. The runtime of its keeper ends, but others may go on.
+    fn is_deserted(&mut self) {
+        self.attended_until = None;
+        for item in std::mem::take(&mut self.items) {
+            let _there = item.runtime.as_ref().map(Handle::enter);
+            item.granted.hand_back();
+        }
+    }
+
+    /// Whether somebody still has to see to it, because there is something, or was lately.
+    fn is_attended(&mut self, now: Instant) -> bool {
+        self.attended_until.take_if(|until| *until <= now);
+        self.attended_until.is_some()
+    }
+}
+
+/// Gives others what nobody has asked for. A group that keeps something has one, and for a while after: a task for each item would cost more
+/// than what is spared. When it is cancelled, nobody of its runtime will ask.
+pub(crate) struct Keeper<R: Request> {
+    inner: Weak<Inner>,
+    request: R,
+    attends: bool,
+}
+
+impl<R: Request> Keeper<R> {
+    pub(crate) fn new(inner: &Arc<Inner>, request: &R) -> Self {
+        Self {
+            inner: Arc::downgrade(inner),
+            request: request.clone(),
+            attends: true,
+        }
+    }
+
+    pub(crate) fn spawn(mut self) {
+        tokio::spawn(async move {
+            while self.attends {
+                tokio::time::sleep(EXPECTED).await;
+                self.attends = self.hand_back(Instant::now());
+            }
+        });
+    }
+
+    /// Whether there may be more.
+    fn hand_back(&self, now: Instant) -> bool {
+        let Some(inner) = self.inner.upgrade() else {
+            return false;
+        };
+        match R::line(&inner).lock().get_mut(&self.request) {
+            Some(group) => {
+                group.hand_back_overdue(now);
+                group.kept.is_attended(now)
+            }
+            None => false,
+        }
+    }
+}
+
+impl<R: Request> Drop for Keeper<R> {
+    fn drop(&mut self) {
+        if self.attends
+            && let Some(inner) = self.inner.upgrade()
+            && let Some(group) = R::line(&inner).lock().get_mut(&self.request)
+        {
+            group.kept.is_deserted();
+        }
+    }
+}
