@@ -49,6 +49,7 @@ declare
     -- Up to here several small statements for each cost less than starting large ones.
     c_few      constant integer := 6;
     v_now      timestamptz;
+    v_due_at   timestamptz;
     v_target   text;
     v_targets  text[] := '{}'::text[];
     v_times    timestamptz[] := '{}'::timestamptz[];
@@ -67,24 +68,27 @@ begin
     v_now := clock_timestamp();
     -- Those of one instance come one after the other.
     for v_position in 1 .. cardinality(p_ids) loop
-        v_few := v_few and (v_position = 1
-                            or (p_instance_ids[v_position - 1] collate "C", p_execution_ids[v_position - 1],
-                                p_activity_ids[v_position - 1], p_ids[v_position - 1])
-                               < (p_instance_ids[v_position], p_execution_ids[v_position],
-                                  p_activity_ids[v_position], p_ids[v_position]));
+        if v_few and v_position > 1 then
+            v_few := (p_instance_ids[v_position - 1] collate "C", p_execution_ids[v_position - 1],
+                      p_activity_ids[v_position - 1], p_ids[v_position - 1])
+                     < (p_instance_ids[v_position], p_execution_ids[v_position],
+                        p_activity_ids[v_position], p_ids[v_position]);
+        end if;
         if p_completion_instance_ids[v_position] is distinct from v_target then
             v_target := p_completion_instance_ids[v_position];
             if v_target is not null then
                 v_targets := v_targets || v_target;
-                if p_rest_ms > 0
-                   and exists (select from worker_queue as w
+                v_due_at := v_now;
+                -- By itself: a condition with a query in it costs one, whatever comes before.
+                if p_rest_ms > 0 then
+                    if exists (select from worker_queue as w
                                 where w.instance_id = v_target
                                   and w.id <> all (p_ids)) then
-                    v_resting := v_resting || v_target;
-                    v_times := v_times || (v_now + p_rest_ms * interval '1 ms');
-                else
-                    v_times := v_times || v_now;
+                        v_resting := v_resting || v_target;
+                        v_due_at := v_now + p_rest_ms * interval '1 ms';
+                    end if;
                 end if;
+                v_times := v_times || v_due_at;
             end if;
         end if;
     end loop;

@@ -72,12 +72,12 @@ begin
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
         values (p_instance_ids[1], v_now, 's', p_work_items[1])
         returning id into v_id;
-        if octet_length(p_work_items[1]) < c_max_message_bytes
-           and not exists (select from history as h where h.instance_id = p_instance_ids[1]) then
+        if octet_length(p_work_items[1]) < c_max_message_bytes then
             insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
                                         cached_by, cached_execution_id, cached_event_id)
-            values (p_instance_ids[1], clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', p_turn_leases[1],
-                    array[v_id], v_now, p_node, 1, 0)
+            select p_instance_ids[1], clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', p_turn_leases[1],
+                   array[v_id], v_now, p_node, 1, 0
+             where not exists (select from history as h where h.instance_id = p_instance_ids[1])
                 on conflict (instance_id) do nothing
             returning m.instance_id, m.lease, m.history_epoch into instance_id, lease, history_epoch;
             if found then
