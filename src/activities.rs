@@ -136,6 +136,7 @@ impl Inner {
             let columns = ActivityAcks::new(&acks);
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
             let instances: Vec<_> = completed.map(|(instance_id, _)| instance_id.as_str()).collect();
+            self.turns.hand_back_of(instances.iter().copied());
             let mut turns = TurnHandover::new(&self, To::WhoeverWaits, instances.iter().copied());
             let rest = self.rest(&instances);
             let rest_ms = encode::milliseconds(rest);
@@ -270,7 +271,12 @@ impl Inner {
                 .copied()
                 .collect()
         };
-        let leases: Vec<Uuid> = activities.iter().map(|one| one.lease).collect();
+        let (mut leases, mut lease_ms) = (Vec::new(), lease_ms);
+        if lease_ms.iter().any(Option::is_some) {
+            leases.extend(activities.iter().map(|one| one.lease));
+        } else {
+            lease_ms = &[];
+        }
         self.caller
             .call_followed(
                 ENQUEUE,

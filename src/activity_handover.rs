@@ -165,10 +165,9 @@ impl<'a> ActivityHandover<'a> {
     /// Nobody knows whether they are leased: whoever looks for them shall not have to wait for the leases' end.
     pub(crate) fn is_lost(self) {
         for handover in self.handed {
-            let lock_timeout = handover.request().lock_timeout();
             for position in &handover.items {
                 let token = self.coming[*position].token(0);
-                give_back_lost(&self.inner, Queue::Worker, token.lease, lock_timeout, token.to_string());
+                give_back_lost(&self.inner, Queue::Worker, token.to_string());
             }
         }
     }

@@ -190,8 +190,11 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
     async fn alone(&self, inner: &Arc<Inner>, request: Arc<T>) -> Result<A, CallError> {
         let batch = telemetry::batch(self.line.operation, 1, &[Span::current()]);
         let call = (self.line.call)(Arc::clone(inner), vec![request]);
-        let mut answers = call.instrument(batch).await;
-        answers.pop().unwrap_or(Err(CallError::NoAnswer))
+        // It goes on should its caller go away: what it leases for others must not be lost.
+        match Carried::new(call.instrument(batch).boxed()).await {
+            Some(mut answers) => answers.pop().unwrap_or(Err(CallError::NoAnswer)),
+            None => Err(CallError::InCompany(true)),
+        }
     }
 }
 

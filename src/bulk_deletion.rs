@@ -20,6 +20,7 @@ impl Inner {
     /// fails if it still goes wrong. A tree that the server's lock table has no room for stays, and keeps no other; it is an
     /// error if it was asked for by name, or if there was nothing else to delete.
     pub(crate) async fn delete_instance_bulk(&self, filter: &InstanceFilter) -> Result<DeleteInstanceResult, Failure> {
+        self.hand_back_kept();
         let named = filter_ids(OPERATION, filter)?;
         let mut bulk = Bulk {
             inner: self,

@@ -44,6 +44,8 @@ pub(crate) struct Caller {
     schema: Arc<str>,
     /// Ordinary calls take one of these first; what the pool has beyond them is for lease calls. Closed with the provider.
     ordinary: Arc<Semaphore>,
+    /// Then there are no connections for lease calls either.
+    closed: Arc<AtomicBool>,
 }
 
 /// Which lease a call is about.
@@ -96,6 +98,7 @@ impl Caller {
             #[cfg(feature = "cli")]
             limited: false,
             schema: quoted_schema.into(),
+            closed: Arc::default(),
         }
     }
 
@@ -107,8 +110,14 @@ impl Caller {
     }
 
     pub(crate) fn close(&self) {
-        self.ordinary.close();
+        self.close_to_new_work();
+        self.closed.store(true, Ordering::Relaxed);
         self.pool.close();
+    }
+
+    /// From here on leases can be ended, and nothing else.
+    pub(crate) fn close_to_new_work(&self) {
+        self.ordinary.close();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -173,7 +182,7 @@ impl Caller {
         permit: Option<OwnedSemaphorePermit>,
         wait: Option<Duration>,
     ) -> Result<Connection, CallError> {
-        if self.is_closed() {
+        if self.closed.load(Ordering::Relaxed) {
             return Err(CallError::Closed);
         }
         Ok(Connection::new(self.pool.get(wait).await?, permit))

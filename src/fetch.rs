@@ -10,11 +10,13 @@ use tokio::time::Instant;
 use crate::carried::Carried;
 use crate::error::Failure;
 use crate::inner::Inner;
-use crate::kept::EXPECTED;
+use crate::kept::RETURNING;
 use crate::pace::Step;
 use crate::poll::Request;
 use crate::waiters::{Answer, Fetch};
 
+/// How long it takes at most until what is on its way back to the queue is there; more may follow, or the server not answer.
+const MOST_GOES_BACK: Duration = Duration::from_millis(60);
 /// Longer than any look is on the wire.
 const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
 
@@ -80,20 +82,18 @@ impl Inner {
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
         // Who waits no longer than that would not see what goes back meanwhile.
-        let mut sees_all = poll_timeout <= EXPECTED * 4;
-        let Registered {
+        let sees_all = poll_timeout <= RETURNING;
+        let end = now + MOST_GOES_BACK;
+        let register = || R::line(self).register(self, request, impatient, sees_all && Instant::now() < end);
+        let registered = self.going_back.until(end, register).await;
+        let Some(Registered {
             place,
             group,
             mut answer,
             sooner,
-        } = loop {
-            match R::line(self).register(self, request, impatient, sees_all) {
-                Some(registered) => break registered,
-                None => {
-                    self.going_back(R::QUEUE).arrives().await;
-                    sees_all = false;
-                }
-            }
+        }) = registered
+        else {
+            return Ok(Fetch::Nothing);
         };
         let returns_to = (!impatient && request.is_repeated(self)).then_some(group);
         if !impatient {

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tracing::debug;
 use uuid::Uuid;
 
 use crate::inner::Inner;
+use crate::token;
 use crate::wake::Queue;
 
 /// How long an instance rests whose caller went away: one that drops its fetches again and again must not keep it from
@@ -56,6 +58,11 @@ impl<T> Granted<T> {
         self.item.take()
     }
 
+    /// The instance it is about.
+    pub(crate) fn instance(&self) -> Option<&str> {
+        token::instance(&self.token)
+    }
+
     /// Nobody went away, it is only one too many: whoever asks next can have it.
     pub(crate) fn hand_back(mut self) {
         self.pause = None;
@@ -68,7 +75,8 @@ impl<T> Granted<T> {
         };
         let (inner, token) = (Arc::clone(&self.inner), std::mem::take(&mut self.token));
         let (queue, pause, had_place) = (self.queue, self.pause, self.had_place);
-        let on_its_way = OnItsWay::new(&inner, queue);
+        // What rests cannot be had at once anyway.
+        let on_its_way = pause.is_none().then(|| OnItsWay::new(&inner, queue));
         runtime.spawn(async move {
             let result = match queue {
                 Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, pause).await,
@@ -91,32 +99,44 @@ impl<T> Drop for Granted<T> {
     }
 }
 
-/// What is on its way back to a queue.
+/// What is on its way back to the queues.
 #[derive(Default)]
 pub(crate) struct GoingBack {
-    count: AtomicUsize,
-    arrived: Notify,
+    turns: AtomicUsize,
+    activities: AtomicUsize,
+    changed: Notify,
 }
 
 impl GoingBack {
     /// Whether there is any.
-    pub(crate) fn is_some(&self) -> bool {
-        self.count.load(Ordering::Acquire) > 0
+    pub(crate) fn is_some(&self, queue: Queue) -> bool {
+        self.count(queue).load(Ordering::Acquire) > 0
     }
 
-    /// Waits until all of it has arrived, but not for a server that does not answer.
-    pub(crate) async fn arrives(&self) {
-        let arrives = async {
-            loop {
-                let mut arrived = pin!(self.arrived.notified());
-                arrived.as_mut().enable();
-                if !self.is_some() {
-                    return;
-                }
-                arrived.await;
+    /// Something has arrived, or is on its way back or kept that was on its way to this process before.
+    pub(crate) fn has_changed(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Tries until there is a result, each time after something has changed; for the last time then.
+    pub(crate) async fn until<T>(&self, end: Instant, attempt: impl Fn() -> Option<T>) -> Option<T> {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(result) = attempt() {
+                return Some(result);
             }
-        };
-        let _ = tokio::time::timeout(PAUSE, arrives).await;
+            if tokio::time::timeout_at(end, changed).await.is_err() {
+                return attempt();
+            }
+        }
+    }
+
+    fn count(&self, queue: Queue) -> &AtomicUsize {
+        match queue {
+            Queue::Orchestrator => &self.turns,
+            Queue::Worker => &self.activities,
+        }
     }
 }
 
@@ -124,21 +144,20 @@ struct OnItsWay(Arc<Inner>, Queue);
 
 impl OnItsWay {
     fn new(inner: &Arc<Inner>, queue: Queue) -> Self {
-        inner.going_back(queue).count.fetch_add(1, Ordering::AcqRel);
+        inner.going_back.count(queue).fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(inner), queue)
     }
 }
 
 impl Drop for OnItsWay {
     fn drop(&mut self) {
-        let going_back = self.0.going_back(self.1);
-        going_back.count.fetch_sub(1, Ordering::AcqRel);
-        going_back.arrived.notify_waiters();
+        self.0.going_back.count(self.1).fetch_sub(1, Ordering::AcqRel);
+        self.0.going_back.has_changed();
     }
 }
 
 /// Gives back what a call may have leased whose answer was lost: it may not even have committed yet.
-pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, lease: Uuid, lock_timeout: Duration, token: String) {
+pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, token: String) {
     let Ok(runtime) = Handle::try_current() else {
         return;
     };
@@ -146,7 +165,6 @@ pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, lease: Uuid, lock
     runtime.spawn(async move {
         for pause_ms in [0, 10, 50, 200, 1000] {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-            inner.leases.extended(lease, lock_timeout);
             let result = match queue {
                 Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, None).await,
                 Queue::Worker => inner.abandon_work_item(&token, None, true, false).await,
@@ -156,6 +174,5 @@ pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, lease: Uuid, lock
                 Err(error) => debug!(%error, "nothing to hand back after an answer was lost, so far"),
             }
         }
-        inner.leases.ended(lease);
     });
 }

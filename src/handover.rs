@@ -10,7 +10,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 use tokio_postgres::Row;
 use tracing::debug;
@@ -18,6 +17,7 @@ use tracing::debug;
 use crate::error::CallError;
 use crate::granted::Granted;
 use crate::inner::Inner;
+use crate::kept::may_keep;
 use crate::look::{Found, Look, send_look};
 use crate::poll::{Line, Request};
 use crate::telemetry::metrics;
@@ -89,13 +89,6 @@ pub(crate) async fn during<R: Request, T>(
     call.await
 }
 
-/// Whether something can be kept for those who have yet to ask: what nobody asks for is handed back by a task, and where there is one thread it may
-/// never run, as in a program that does nothing but enqueue.
-fn may_keep() -> bool {
-    let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
-    flavor.is_ok_and(|flavor| flavor == RuntimeFlavor::MultiThread)
-}
-
 impl<R: Request> Line<R> {
     /// So many items are about to be put into the queue: who gets which of them. `fits`: whether a request is met by the item at
     /// this position.
@@ -108,34 +101,42 @@ impl<R: Request> Line<R> {
     ) -> Vec<Handover<R>> {
         let now = Instant::now();
         let mut open: Vec<usize> = (0..items).collect();
-        let mut taken: HashMap<R, Vec<usize>> = HashMap::new();
         let mut handed = Vec::new();
         {
             let mut groups = self.lock();
-            let mut take = |request: &R, most: usize| {
+            let mut take = |request: &R, most: usize| -> Vec<usize> {
                 let mut left = most;
                 let is_wanted = |item: &mut usize| {
                     let is_wanted = left > 0 && fits(request, *item);
                     left -= usize::from(is_wanted);
                     is_wanted
                 };
-                let items: Vec<usize> = open.extract_if(.., is_wanted).collect();
-                if !items.is_empty() {
-                    taken.entry(request.clone()).or_default().extend(items);
-                }
+                open.extract_if(.., is_wanted).collect()
             };
+            let mut taken = HashMap::new();
             for (request, group) in groups.iter_mut() {
-                take(request, group.unserved(now));
+                let items = take(request, group.unserved(now));
+                if !items.is_empty() {
+                    taken.insert(request.clone(), (items, 0));
+                }
             }
-            // Whoever waits comes before those who have yet to ask.
             if matches!(to, To::WhoeverAsksNext) && !inner.is_leaving() && may_keep() {
                 for (request, group) in groups.iter() {
-                    take(request, group.expected(now));
+                    // Whoever waits comes before those who have yet to ask, also if its look is on the wire.
+                    let others_wait =
+                        (groups.iter()).any(|(other, group)| other != request && !group.waiters.is_empty());
+                    let most = if others_wait { 0 } else { group.expected(now) };
+                    let items = take(request, most);
+                    if !items.is_empty() {
+                        let (all, ahead) = taken.entry(request.clone()).or_default();
+                        *ahead += items.len();
+                        all.extend(items);
+                    }
                 }
             }
-            for (request, items) in taken {
+            for (request, (items, ahead)) in taken {
                 if let Some(group) = groups.get_mut(&request) {
-                    handed.push((request, group.hand_over(items.len()), items));
+                    handed.push((request, group.hand_over(items.len(), ahead), items));
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 use tracing::debug;
@@ -36,6 +37,9 @@ use crate::turn_ack::{TurnAck, TurnAnswer};
 use crate::wake::{Queue, Waker};
 use crate::words::Haste;
 
+/// How long a provider that is closed waits for what goes back to the queues.
+const UNTIL_CLOSED: Duration = Duration::from_millis(500);
+
 /// One for all clones of a provider.
 pub(crate) struct Inner {
     pub(crate) caller: Caller,
@@ -49,8 +53,7 @@ pub(crate) struct Inner {
     pub(crate) pace: Pace,
     pub(crate) polled: Polled,
     pub(crate) rests: Rests,
-    turns_going_back: GoingBack,
-    activities_going_back: GoingBack,
+    pub(crate) going_back: GoingBack,
     leaving: AtomicBool,
     closing: AtomicBool,
     pub(crate) turns: Line<TurnRequest>,
@@ -87,8 +90,7 @@ impl Inner {
             pace: Pace::default(),
             polled: Polled::default(),
             rests: Rests::default(),
-            turns_going_back: GoingBack::default(),
-            activities_going_back: GoingBack::default(),
+            going_back: GoingBack::default(),
             leaving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             turns: Line::default(),
@@ -126,13 +128,6 @@ impl Inner {
         self.leaving.load(Ordering::Relaxed) || self.closing.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn going_back(&self, queue: Queue) -> &GoingBack {
-        match queue {
-            Queue::Orchestrator => &self.turns_going_back,
-            Queue::Worker => &self.activities_going_back,
-        }
-    }
-
     pub(crate) fn set_leaving(&self, leaving: bool) {
         if !self.leaving.swap(leaving, Ordering::Relaxed) && leaving {
             self.waker.hurry();
@@ -144,30 +139,36 @@ impl Inner {
         !self.is_leaving() && self.turns.is_attended()
     }
 
-    /// What is kept for those who have yet to ask goes back first: nobody will.
+    /// Nothing new is begun. What was leased for those who have yet to ask goes back first: nobody will.
     pub(crate) fn close(self: &Arc<Self>) {
         self.closing.store(true, Ordering::Relaxed);
-        self.turns.hand_back_kept();
-        self.activities.hand_back_kept();
-        let is_going_back = self.turns_going_back.is_some() || self.activities_going_back.is_some();
-        match Handle::try_current() {
-            Ok(runtime) if is_going_back => {
-                let inner = Arc::clone(self);
-                runtime.spawn(async move {
-                    inner.turns_going_back.arrives().await;
-                    inner.activities_going_back.arrives().await;
-                    inner.has_closed();
-                });
-            }
-            _ => self.has_closed(),
-        }
-    }
-
-    fn has_closed(self: &Arc<Self>) {
-        self.disconnect();
+        self.caller.close_to_new_work();
+        self.hand_back_kept();
         // Those who wait find out.
         self.woken(Queue::Orchestrator, Reason::Closed, None);
         self.woken(Queue::Worker, Reason::Closed, None);
+        let closing = Closing(Arc::clone(self));
+        if let Ok(runtime) = Handle::try_current()
+            && self.has_nobodys_leases()
+        {
+            runtime.spawn(async move {
+                let inner = &closing.0;
+                let given_back = || (!inner.has_nobodys_leases()).then_some(());
+                inner.going_back.until(Instant::now() + UNTIL_CLOSED, given_back).await;
+            });
+        }
+    }
+
+    /// Whether something is on its way that is leased, and that nobody asked for.
+    fn has_nobodys_leases(&self) -> bool {
+        let is_going_back = [Queue::Orchestrator, Queue::Worker].map(|queue| self.going_back.is_some(queue));
+        is_going_back.contains(&true) || self.turns.expects_some() || self.activities.expects_some()
+    }
+
+    /// All that is kept for those who have yet to ask goes back to the queues.
+    pub(crate) fn hand_back_kept(&self) {
+        self.turns.hand_back_kept();
+        self.activities.hand_back_kept();
     }
 
     fn disconnect(&self) {
@@ -314,6 +315,15 @@ impl Inner {
 
     pub(crate) fn decoding(&self, operation: &str, error: tokio_postgres::Error) -> Failure {
         CallError::from(error).to_failure(operation)
+    }
+}
+
+/// The connections end with it, also if its task is dropped.
+struct Closing(Arc<Inner>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.disconnect();
     }
 }
 

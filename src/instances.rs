@@ -228,6 +228,7 @@ impl Inner {
 
     pub(crate) async fn delete_instance(&self, instance: &str, force: bool) -> Result<DeleteInstanceResult, Failure> {
         const OPERATION: &str = "delete_instance";
+        self.hand_back_kept();
         let rows = self.rows(OPERATION, instance, &[&force]).await?;
         self.decode_deletion(OPERATION, rows.first())
     }
@@ -241,6 +242,7 @@ impl Inner {
         for id in ids {
             encode::key(OPERATION, "instance id", id)?;
         }
+        self.hand_back_kept();
         let row = self.one_row(OPERATION, &[&ids, &force]).await?;
         self.decode_deletion(OPERATION, Some(&row))
     }

@@ -1,10 +1,10 @@
 //! What is there for those who have yet to ask for it, and goes back to the queue if they do not.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::time::Instant;
 
 use crate::granted::Granted;
@@ -13,7 +13,7 @@ use crate::poll::Request;
 use crate::reason::Reason;
 
 /// How long something waits for somebody who has only to come back.
-const RETURNING: Duration = Duration::from_millis(50);
+pub(crate) const RETURNING: Duration = Duration::from_millis(50);
 /// How long something waits for somebody who only usually asks for it (`habit.rs`).
 pub(crate) const EXPECTED: Duration = Duration::from_millis(5);
 /// How long a keeper stays after there was something.
@@ -37,6 +37,22 @@ struct Item<T> {
     useless_at: Instant,
     /// Where it landed.
     runtime: Option<Handle>,
+}
+
+impl<T> Item<T> {
+    fn hand_back(self) {
+        // Where a program closes its provider there may be no runtime.
+        let elsewhere = self.runtime.filter(|_| Handle::try_current().is_err());
+        let _there = elsewhere.as_ref().map(Handle::enter);
+        self.granted.hand_back();
+    }
+}
+
+/// Whether something can be kept for those who have yet to ask: what nobody asks for is handed back by a task, and where there is one thread it may
+/// never run, as in a program that does nothing but enqueue.
+pub(crate) fn may_keep() -> bool {
+    let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    flavor.is_ok_and(|flavor| flavor == RuntimeFlavor::MultiThread)
 }
 
 impl<T> Default for Kept<T> {
@@ -93,6 +109,15 @@ impl<T> Kept<T> {
         self.hand_back_if(|item| item.until <= now)
     }
 
+    /// What is about one of these instances: something has happened to them since.
+    pub(crate) fn hand_back_of(&mut self, instances: &HashSet<&str>) {
+        self.hand_back_if(|item| {
+            item.granted
+                .instance()
+                .is_some_and(|instance| instances.contains(instance))
+        });
+    }
+
     /// Whether there was any that somebody was expected to ask for.
     pub(crate) fn hand_back_all(&mut self) -> bool {
         self.hand_back_if(|_| true)
@@ -104,7 +129,7 @@ impl<T> Kept<T> {
             match self.items.pop_front() {
                 Some(item) if goes_back(&item) => {
                     was_expected |= item.reason != Reason::Next;
-                    item.granted.hand_back();
+                    item.hand_back();
                 }
                 item => self.items.extend(item),
             }
@@ -116,7 +141,8 @@ impl<T> Kept<T> {
     fn is_deserted(&mut self) {
         self.attended_until = None;
         for item in std::mem::take(&mut self.items) {
-            let _there = item.runtime.as_ref().map(Handle::enter);
+            let runtime = item.runtime.clone();
+            let _there = runtime.as_ref().map(Handle::enter);
             item.granted.hand_back();
         }
     }

@@ -47,6 +47,8 @@ impl Inner {
         messages: Vec<Arc<Message>>,
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
+            let instances = messages.iter().flat_map(|message| &message.columns.instance_ids);
+            self.turns.hand_back_of(instances.map(String::as_str));
             let at_once = messages.iter().filter(|message| message.is_due_at_once());
             let instance_ids = at_once.flat_map(|message| &message.columns.instance_ids);
             let mut turns = TurnHandover::new(&self, To::WhoeverAsksNext, instance_ids.map(String::as_str));

@@ -251,6 +251,10 @@ impl Inner {
     ) -> BoxFuture<'static, Vec<Result<TurnAnswer, CallError>>> {
         async move {
             let leases = acks.iter().map(|ack| self.turn_lease(ack));
+            let sent_to = acks.iter().flat_map(|ack| &ack.messages.instance_ids);
+            self.turns.hand_back_of(sent_to.map(String::as_str));
+            let cancelled = acks.iter().flat_map(|ack| &ack.cancelled.instance_ids);
+            self.activities.hand_back_of(cancelled.map(String::as_str));
             let handover = ActivityHandover::of_turns(&self, &acks);
             let follow = self.follow_turns(&acks, handover.leaves_some());
             let lease_ms = handover.lease_ms();

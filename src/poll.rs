@@ -5,7 +5,7 @@
 //! one. A look that brought too little tells when the next is worth it; until then only a wake-up causes another,
 //! however many callers come and go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::carried::Carried;
 use crate::error::Failure;
 use crate::fetch::{Place, Registered};
 use crate::inner::Inner;
-use crate::kept::Keeper;
+use crate::kept::{Keeper, may_keep};
 use crate::look::{Found, make_look, send_look};
 use crate::reason::Reason;
 pub(crate) use crate::waiters::Fetch;
@@ -116,6 +116,9 @@ impl<R: Request> Line<R> {
 
     /// This process has put something into the queue: so much of what each asks for.
     pub(crate) fn filled(&self, items: impl Fn(&R) -> usize) {
+        if !may_keep() {
+            return;
+        }
         let now = Instant::now();
         for (request, group) in self.lock().iter_mut() {
             match items(request) {
@@ -123,6 +126,22 @@ impl<R: Request> Line<R> {
                 items => group.habit.filled(now, items),
             }
         }
+    }
+
+    /// Something is about to happen to these instances: what is kept of them is no longer true.
+    pub(crate) fn hand_back_of<'a>(&self, instances: impl IntoIterator<Item = &'a str>) {
+        let mut groups = self.lock();
+        if groups.values().any(|group| !group.kept.is_empty()) {
+            let instances: HashSet<_> = instances.into_iter().collect();
+            for group in groups.values_mut() {
+                group.kept.hand_back_of(&instances);
+            }
+        }
+    }
+
+    /// Whether something is on its way to those who have yet to ask.
+    pub(crate) fn expects_some(&self) -> bool {
+        self.lock().values().any(Group::expects_some)
     }
 
     /// All that is kept goes back to the queue.
@@ -167,7 +186,7 @@ impl<R: Request> Line<R> {
     }
 
     /// What is kept for those who ask for this answers at once. `sees_all`: nothing of what is in this process's hands must be hidden from
-    /// its look; None if something is still on its way back to the queue.
+    /// its look; None if something is still on its way to those who ask for something else, or back to the queue.
     pub(crate) fn register<'a>(
         &self,
         inner: &'a Inner,
@@ -186,10 +205,11 @@ impl<R: Request> Line<R> {
         // A closed provider gives nothing away that it could not take back.
         let kept = (!inner.caller.is_closed()).then(|| group.kept.take(now)).flatten();
         if kept.is_none() && sees_all {
+            let mut is_elsewhere = inner.going_back.is_some(R::QUEUE);
             for (_, other) in groups.iter_mut().filter(|(other, _)| *other != request) {
-                other.hand_back_kept();
+                is_elsewhere |= other.hand_back_kept() || other.expects_some();
             }
-            if inner.going_back(R::QUEUE).is_some() {
+            if is_elsewhere {
                 return None;
             }
         }
@@ -343,20 +363,25 @@ impl<R: Request> Line<R> {
                 }
             }
             group.release(sent.id);
-            if sent.ahead > 0 && !unwanted.is_empty() && !inner.is_leaving() {
+            let may_keep = sent.reason == Reason::Next || may_keep();
+            if sent.ahead > 0 && !unwanted.is_empty() && may_keep && !inner.is_leaving() {
                 let ahead = sent.ahead.min(unwanted.len());
                 let lock_timeout = request.lock_timeout();
                 let is_new = group.kept.keep(unwanted.drain(..ahead), sent.reason, lock_timeout);
                 keeper = is_new.then(|| Keeper::new(inner, request));
+            }
+            // What was for those who went away is dropped, and rests; the others were only one too many. Under the lock: whoever finds that they
+            // are not kept can see that they are on their way back.
+            for granted in unwanted.drain(..).skip(departed) {
+                granted.hand_back();
             }
             group.due_look(now)
         };
         if let Some(keeper) = keeper {
             keeper.spawn();
         }
-        // What was for those who went away is dropped, and rests; the others were only one too many.
-        for granted in unwanted.into_iter().skip(departed) {
-            granted.hand_back();
+        if sent.ahead > 0 {
+            inner.going_back.has_changed();
         }
         send_look(inner, request, look, None);
     }

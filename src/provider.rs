@@ -94,6 +94,7 @@ impl PostgresProvider {
     }
 
     /// Closes the provider and its connections. Calls under way finish; later ones fail, and waiting fetches return empty.
+    /// What was leased for a fetch that had yet to come is given back first, in the background.
     ///
     /// Shut the runtime down first. Dropping the last clone does the same. What other processes are still to be told
     /// by then is sent in the background, if the server can be reached; otherwise they find it by themselves, within a minute if they are idle.

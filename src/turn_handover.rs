@@ -124,11 +124,10 @@ impl TurnHandover {
                 }
                 // They may have been claimed, and nobody knows of it.
                 Err(error) if error.is_ambiguous() => {
-                    let lock_timeout = handover.request().lock_timeout();
                     for (instance_id, lease) in self.instance_ids.iter().zip(&self.leases) {
                         let (lease, instance_id) = (*lease, instance_id.clone());
                         let token = TurnToken { lease, instance_id }.to_string();
-                        give_back_lost(&self.inner, Queue::Orchestrator, lease, lock_timeout, token);
+                        give_back_lost(&self.inner, Queue::Orchestrator, token);
                     }
                 }
                 Err(_) => {}

@@ -34,7 +34,7 @@ pub(crate) struct Group<T> {
     /// For those who have yet to ask for it.
     pub(crate) kept: Kept<T>,
     pub(crate) habit: Habit,
-    /// What handovers on the wire bring for those who have yet to ask.
+    /// What looks and handovers on the wire bring for those who have yet to ask.
     ahead: usize,
     /// When the last look was sent.
     sent_at: Instant,
@@ -189,6 +189,7 @@ impl<T> Group<T> {
         if self.habit.is_formed() {
             // One more: only then is known whether something is left that comes before what is put there next.
             sent.ahead = 1;
+            self.ahead += 1;
         }
         Some(sent)
     }
@@ -205,6 +206,7 @@ impl<T> Group<T> {
         self.sent_at = now;
         self.woken = None;
         let ahead = ahead.min(MAX_ITEMS) - self.kept.len();
+        self.ahead += ahead;
         Some(Sent {
             ahead,
             ..self.send(0, Reason::Next)
@@ -218,11 +220,18 @@ impl<T> Group<T> {
         }
     }
 
-    /// All that is kept goes back to the queue: somebody else wants it.
-    pub(crate) fn hand_back_kept(&mut self) {
+    /// All that is kept goes back to the queue: somebody else wants it. Whether there was any.
+    pub(crate) fn hand_back_kept(&mut self) -> bool {
+        let is_some = !self.kept.is_empty();
         if self.kept.hand_back_all() {
             self.habit.is_broken();
         }
+        is_some
+    }
+
+    /// Whether something is on its way to those who have yet to ask.
+    pub(crate) fn expects_some(&self) -> bool {
+        self.ahead > 0
     }
 
     /// To how many something can be handed over: those who wait where nothing was to be found at the last look, and have none on the wire.
@@ -248,14 +257,15 @@ impl<T> Group<T> {
         self.woken.is_none() && self.quiet_until > now
     }
 
-    /// Something is under way to so many, first of all those who wait and have no look on the wire.
-    pub(crate) fn hand_over(&mut self, items: usize) -> Sent {
+    /// So many items are under way, to those who wait and have no look on the wire, and so many of them to those who have yet to ask.
+    pub(crate) fn hand_over(&mut self, items: usize, ahead: usize) -> Sent {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
         self.handovers += 1;
-        let mut sent = self.send(items, Reason::Handed);
-        sent.ahead = items - sent.callers;
-        self.ahead += sent.ahead;
-        sent
+        self.ahead += ahead;
+        Sent {
+            ahead,
+            ..self.send(items - ahead, Reason::Handed)
+        }
     }
 
     /// For at most so many of those who have no look on the wire.
@@ -318,12 +328,10 @@ impl<T> Group<T> {
     /// A look is no longer on the wire. Returns how many of those it was for went away meanwhile.
     pub(crate) fn landed(&mut self, sent: &Sent) -> usize {
         match sent.reason {
-            Reason::Handed => {
-                self.handovers -= 1;
-                self.ahead -= sent.ahead;
-            }
+            Reason::Handed => self.handovers -= 1,
             _ => self.looks -= 1,
         }
+        self.ahead -= sent.ahead;
         self.behind.take_if(|behind| behind.look == sent.id);
         let before = self.departed.len();
         self.departed.retain(|departed| *departed != sent.id);

@@ -17,23 +17,23 @@ create or replace function enqueue_for_worker(
 language plpgsql
 as $$
 declare
-    v_lease uuid;
-    v_id    bigint;
+    v_id bigint;
 begin
-    if cardinality(p_work_items) = 1 then
+    if array_remove(p_lease_ms, null) = '{}' then
+        insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
+        select t.instance_id, t.execution_id, t.activity_id, clock_timestamp(), t.tag, t.session_id, t.work_item
+          from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_tags, p_sessions, p_work_items)
+               as t (instance_id, execution_id, activity_id, tag, session_id, work_item);
+    elsif cardinality(p_work_items) = 1 then
         -- The usual case, in a small statement.
         insert into worker_queue as w (instance_id, execution_id, activity_id, available_at,
                                        lease, attempt_count, tag, session_id, work_item)
         values (p_instance_ids[1], p_execution_ids[1], p_activity_ids[1],
-                clock_timestamp() + coalesce(p_lease_ms[1], 0) * interval '1 ms',
-                case when p_lease_ms[1] is not null then p_leases[1] end,
-                case when p_lease_ms[1] is not null then 1 else 0 end,
-                p_tags[1], p_sessions[1], p_work_items[1])
-        returning w.lease, w.id into v_lease, v_id;
-        if v_lease is not null then
-            handed_leases := p_leases;
-            handed_ids := array[v_id];
-        end if;
+                clock_timestamp() + p_lease_ms[1] * interval '1 ms',
+                p_leases[1], 1, p_tags[1], p_sessions[1], p_work_items[1])
+        returning w.id into v_id;
+        handed_leases := p_leases;
+        handed_ids := array[v_id];
     else
         with added as (
             insert into worker_queue as w (instance_id, execution_id, activity_id, available_at,

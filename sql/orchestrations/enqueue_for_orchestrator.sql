@@ -3,7 +3,7 @@
 -- hidden by the database clock; both NULL: visible at once.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances are claimed as well, if that can be had at once; the rows are
 -- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns; instances that begin here
--- need none of its looks. p_turn_instance_ids: those that messages make due at once, in the order of their ids.
+-- need none of its looks. p_turn_instance_ids: those that messages make due at once, each one once.
 -- With the first row: how many of the instances somebody should look for, those claimed here included.
 -- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007; with turns 23505, when
 -- somebody else has just made one of the mailboxes: nothing was done.
@@ -46,6 +46,7 @@ declare
     v_id         bigint;
     v_now        timestamptz;
     v_at_once    boolean;
+    v_many       boolean;
     v_visible_at timestamptz[];
     v_due        text[];
     v_ids        bigint[];
@@ -65,6 +66,67 @@ begin
         v_visible_at := array(
             select coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
               from unnest(p_visible_at_ms, p_delays_ms) as t (visible_at_ms, delay_ms));
+    end if;
+
+    v_many := p_turn_limit > 0
+          and v_at_once
+          and cardinality(p_instance_ids) > 1
+          and cardinality(p_turn_instance_ids) = cardinality(p_instance_ids)
+          and 's' = all (p_kinds)
+          and octet_length(array_to_string(p_work_items, '')) < c_max_message_bytes;
+    if v_many then
+        v_many := not exists (select
+                                from unnest(p_turn_instance_ids) as t (instance_id)
+                               cross join lateral (select from mailboxes as m where m.instance_id = t.instance_id limit 1) as m)
+              and not exists (select
+                                from unnest(p_turn_instance_ids) as t (instance_id)
+                               cross join lateral (select from history as h where h.instance_id = t.instance_id limit 1) as h);
+    end if;
+    if v_many then
+        -- The same for many. Should one have come into being since: 23505, and the caller does without turns.
+        with queued as (
+            insert into orchestrator_queue as q (instance_id, visible_at, kind, work_item)
+            select t.instance_id, v_now, 's', t.work_item
+              from unnest(p_instance_ids, p_work_items) as t (instance_id, work_item)
+            returning q.instance_id, q.id, q.work_item
+        )
+        select array_agg(q.id order by q.position), array_agg(q.work_item order by q.position)
+          into v_ids, v_work_items
+          from (select q.id, q.work_item, array_position(p_turn_instance_ids, q.instance_id) as position
+                  from queued as q) as q;
+        with born as (
+            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
+                                        cached_by, cached_execution_id, cached_event_id)
+            select t.instance_id,
+                   case when t.handed then clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms' else v_now end,
+                   case when t.handed then t.lease end,
+                   case when t.handed then array[t.id] end,
+                   case when t.handed then v_now end,
+                   case when t.handed then p_node end,
+                   case when t.handed then 1 end,
+                   case when t.handed then 0 end
+              from (select t.instance_id, t.lease, t.id, t.position <= p_turn_limit as handed
+                      from unnest(p_turn_instance_ids, p_turn_leases, v_ids)
+                           with ordinality as t (instance_id, lease, id, position)) as t
+             order by t.instance_id collate "C"
+            returning m.instance_id, m.history_epoch
+        )
+        select array_agg(b.history_epoch order by array_position(p_turn_instance_ids, b.instance_id))
+          into v_epochs
+          from born as b;
+        to_look_for := cardinality(v_ids);
+        attempt_count := 1;
+        execution_id := 1;
+        cached_event_id := 0;
+        for v_position in 1 .. least(p_turn_limit, cardinality(v_ids)) loop
+            instance_id := p_turn_instance_ids[v_position];
+            lease := p_turn_leases[v_position];
+            messages := array[v_work_items[v_position]];
+            history_epoch := v_epochs[v_position];
+            return next;
+            to_look_for := null;
+        end loop;
+        return;
     end if;
 
     if p_turn_limit > 0 and v_at_once and p_kinds = '{s}' then
@@ -90,55 +152,6 @@ begin
                 return;
             end if;
         end if;
-    elsif p_turn_limit > 0
-          and cardinality(p_turn_instance_ids) = cardinality(p_instance_ids)
-          and 's' = all (p_kinds)
-          and v_at_once
-          and octet_length(array_to_string(p_work_items, '')) < c_max_message_bytes
-          and not exists (select
-                            from unnest(p_turn_instance_ids) as t (instance_id)
-                           cross join lateral (select from mailboxes as m where m.instance_id = t.instance_id limit 1) as m)
-          and not exists (select
-                            from unnest(p_turn_instance_ids) as t (instance_id)
-                           cross join lateral (select from history as h where h.instance_id = t.instance_id limit 1) as h) then
-        -- The same for many, in the order of their ids. Should one have come into being since: 23505, and the caller does without turns.
-        with queued as (
-            insert into orchestrator_queue as q (instance_id, visible_at, kind, work_item)
-            select t.instance_id, v_now, 's', t.work_item
-              from unnest(p_instance_ids, p_work_items) as t (instance_id, work_item)
-            returning q.instance_id, q.id, q.work_item
-        )
-        select array_agg(q.id order by q.instance_id), array_agg(q.work_item order by q.instance_id)
-          into v_ids, v_work_items
-          from queued as q;
-        with born as (
-            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
-                                        cached_by, cached_execution_id, cached_event_id)
-            select t.instance_id, clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', t.lease,
-                   array[t.id], v_now, p_node, 1, 0
-              from unnest(p_turn_instance_ids[:p_turn_limit], p_turn_leases[:p_turn_limit], v_ids[:p_turn_limit])
-                   as t (instance_id, lease, id)
-             union all
-            select t.instance_id, v_now, null, null, null, null, null, null
-              from unnest(p_turn_instance_ids[p_turn_limit + 1:]) as t (instance_id)
-            returning m.instance_id, m.history_epoch
-        )
-        select array_agg(b.history_epoch order by b.instance_id)
-          into v_epochs
-          from born as b;
-        to_look_for := cardinality(v_ids);
-        attempt_count := 1;
-        execution_id := 1;
-        cached_event_id := 0;
-        for v_position in 1 .. least(p_turn_limit, cardinality(v_ids)) loop
-            instance_id := p_turn_instance_ids[v_position];
-            lease := p_turn_leases[v_position];
-            messages := array[v_work_items[v_position]];
-            history_epoch := v_epochs[v_position];
-            return next;
-            to_look_for := null;
-        end loop;
-        return;
     else
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
         select t.instance_id, t.visible_at, t.kind, t.work_item

@@ -18,7 +18,7 @@ async fn what_is_in_the_queue_already_comes_before_what_is_handed_over() {
     group.woken = Some(Reason::Notified);
     assert_eq!(group.unserved(now), 0, "there is something to look for");
     group.woken = None;
-    let sent = group.hand_over(1);
+    let sent = group.hand_over(1, 0);
     assert_eq!((sent.wanted(), group.looks, group.unserved(now)), (1, 0, 0));
     group.release(sent.id);
     assert_eq!(group.unserved(now), 1);

@@ -1,6 +1,7 @@
 //! The plans of the hot functions on big tables: what each statement inside them really did, as auto_explain reports it.
 
 mod deletion;
+mod handing_over;
 
 use std::sync::{Arc, Mutex};
 
@@ -195,6 +196,7 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
         faults.extend(enqueue(&explained).await);
         faults.extend(run_turn(&explained, round).await);
         faults.extend(run_activity(&explained, round).await);
+        faults.extend(handing_over::run(&explained, round).await);
         faults.extend(
             explained
                 .judge(

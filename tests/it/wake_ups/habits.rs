@@ -5,7 +5,7 @@ mod trouble;
 use std::sync::Arc;
 use std::time::Duration;
 
-use duroxide::providers::{Provider, TagFilter};
+use duroxide::providers::{Provider, ProviderAdmin, TagFilter};
 use duroxide_postgres::PostgresProvider;
 use uuid::Uuid;
 
@@ -13,12 +13,18 @@ use super::{BOTH, PATIENT, Queue, SOON, Waiting, begin, eventually};
 use crate::batching::{FETCH_ACTIVITIES, FETCH_TURNS, World};
 use crate::fixtures::{self, Ack, LOCK, NOW, completed, named, routed_activity, started, turn, work};
 
+const HANDED_BACK: &str = ".abandon_";
+
 impl Queue {
-    fn looks(self, world: &World) -> usize {
-        world.proxy.calls_of(match self {
+    fn fetch_call(self) -> &'static str {
+        match self {
             Self::Turns => FETCH_TURNS,
             Self::Activities => FETCH_ACTIVITIES,
-        })
+        }
+    }
+
+    fn looks(self, world: &World) -> usize {
+        world.proxy.calls_of(self.fetch_call())
     }
 
     /// What it has put there, somebody fetches at once.
@@ -152,6 +158,75 @@ async fn nothing_is_leased_where_nobody_may_hand_it_back() {
             let before = queue.looks(&world);
             queue.goes_round(&world.provider, &format!("i{round}")).await;
             assert_eq!(queue.looks(&world), before + 1);
+        }
+        // Nor what others have put there.
+        let other = world.schema.provider().await;
+        for instance in ["one", "two", "three"] {
+            queue.enqueue(&other, instance).await;
+        }
+        let fetched = queue.fetch(&world.provider, LOCK, NOW).await.expect("fetch");
+        assert!(fetched.is_some());
+        let leased = format!(
+            "select count(*) from {} where instance_id = any ('{{one,two,three}}') and lease is not null",
+            queue.table()
+        );
+        assert_eq!(world.number(&leased, &[]).await, 1);
+    }
+}
+
+/// What happens to an instance after its turn was leased for somebody who has yet to ask is part of the turn all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_less_than_there_is() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    for _ in 0..5 {
+        let instance = Queue::Turns.hands_over(&world).await;
+        let sent = provider
+            .enqueue_for_orchestrator(fixtures::raised(&instance, "x"), None)
+            .await;
+        sent.expect("enqueue");
+        let (item, _, attempt) = turn(&**provider, LOCK).await;
+        assert_eq!((item.instance, item.messages.len(), attempt), (instance, 2, 1));
+    }
+}
+
+/// An instance that is deleted has no turn, whoever has it in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_what_was_deleted() {
+    let world = World::new().await;
+    let instance = Queue::Turns.hands_over(&world).await;
+    let deleted = world.provider.delete_instance(&instance, true).await;
+    // It may have been handed back before, and never have been there for a deletion.
+    let _ = deleted;
+    let fetched = Queue::Turns.fetch(&world.provider, LOCK, NOW).await.expect("fetch");
+    let left = "select count(*) from mailboxes where instance_id = $1";
+    assert_eq!(fetched.is_some(), world.number(left, &[&instance]).await > 0);
+}
+
+/// A look that brings one more than was asked for hides it from nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_on_its_way_to_nobody_is_waited_for() {
+    for queue in BOTH {
+        let world = World::new().await;
+        let other = world.schema.provider().await;
+        world.settle().await;
+        queue.forms_a_habit(&world, "before").await;
+        for instance in ["a", "b"] {
+            queue.enqueue(&other, instance).await;
+        }
+        let held = world.proxy.hold_answer_of(queue.fetch_call());
+        let provider = Arc::clone(&world.provider);
+        let one = tokio::spawn(async move { queue.fetch(&provider, LOCK, NOW).await });
+        let provider = Arc::clone(&world.provider);
+        let two = async move {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            queue.fetch(&provider, LOCK * 2, NOW).await
+        };
+        let two = tokio::spawn(two);
+        tokio::time::sleep(Duration::from_millis(15)).await;
+        held.release();
+        for fetched in [one, two] {
+            assert!(fetched.await.expect("no panic").expect("fetch").is_some(), "{queue:?}");
         }
     }
 }
@@ -291,9 +366,11 @@ async fn those_who_wait_come_first() {
             let mut waiting = Box::pin(async move { queue.fetch(&provider, lock, PATIENT).await });
             assert!(begin(waiting.as_mut()).await.is_pending());
             let instance = format!("i{round}");
+            let handed_back = world.proxy.calls_of(HANDED_BACK);
             queue.enqueue(&world.provider, &instance).await;
             let fetched = tokio::time::timeout(SOON, waiting).await.expect("in time");
             assert_eq!(fetched.expect("fetch"), Some((instance, 1)));
+            assert_eq!(world.proxy.calls_of(HANDED_BACK), handed_back, "nobody else had it");
         }
     }
 }

@@ -1,10 +1,19 @@
 //! What is handed over to somebody who has yet to ask is nobody's loss when something goes wrong.
 
+use duroxide::providers::ProviderError;
+
 use super::super::waits_for_a_lock;
 use super::*;
 use crate::proxy::Mode;
 
 const ENQUEUE: &str = ".enqueue_for_";
+
+async fn enqueue(queue: Queue, provider: &PostgresProvider, instance: &str) -> Result<(), ProviderError> {
+    match queue {
+        Queue::Turns => provider.enqueue_for_orchestrator(fixtures::start(instance), None).await,
+        Queue::Activities => provider.enqueue_for_worker(fixtures::activity(instance, 1)).await,
+    }
+}
 
 /// It may be leased, and nobody knows the lease: it is given back.
 #[tokio::test(flavor = "multi_thread")]
@@ -12,39 +21,27 @@ async fn what_was_enqueued_by_a_call_without_an_answer_can_be_had() {
     for queue in BOTH {
         let world = World::new().await;
         world.settle().await;
-        let instance = eventually("leased by a call whose answer is lost", || async {
-            queue.forms_a_habit(&world, &Uuid::new_v4().to_string()).await;
+        eventually("leased by a call whose answer is lost", || async {
             let instance = Uuid::new_v4().to_string();
+            queue.forms_a_habit(&world, &format!("before-{instance}")).await;
+            let handed_back = world.proxy.calls_of(HANDED_BACK);
             let mut lost = world.proxy.lose_answer_of(ENQUEUE, Mode::Pass);
-            let sent = match queue {
-                Queue::Turns => {
-                    world
-                        .provider
-                        .enqueue_for_orchestrator(fixtures::start(&instance), None)
-                        .await
-                }
-                Queue::Activities => {
-                    world
-                        .provider
-                        .enqueue_for_worker(fixtures::activity(&instance, 1))
-                        .await
-                }
-            };
+            let error = enqueue(queue, &world.provider, &instance)
+                .await
+                .expect_err("nobody knows");
             assert!(lost.has_happened());
-            let error = sent.expect_err("nobody knows");
             assert!(
                 error.is_retryable() && error.message.contains("may or may not"),
                 "{error}"
             );
             let fetch = queue.fetch(&world.provider, LOCK, PATIENT);
-            let fetched = tokio::time::timeout(SOON, fetch)
-                .await
-                .expect("long before its lease ends");
-            assert_eq!(fetched.expect("fetch"), Some((instance.clone(), 1)));
-            Some(instance)
+            let fetched = tokio::time::timeout(SOON, fetch).await;
+            let fetched = fetched.expect("long before its lease ends").expect("fetch");
+            assert_eq!(fetched, Some((instance, 1)));
+            // Otherwise the habit was over, and there was nothing to give back.
+            (world.proxy.calls_of(HANDED_BACK) > handed_back).then_some(())
         })
         .await;
-        assert!(queue.is_leased(&world, &instance).await);
     }
 }
 
@@ -131,17 +128,44 @@ async fn a_runtime_that_ends_takes_nobody_along() {
         let there = Arc::clone(&world);
         let ended = std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-            runtime.block_on(queue.hands_over(&there))
+            runtime.block_on(async {
+                let instance = queue.hands_over(&there).await;
+                eventually("it is handed back", || async {
+                    (!queue.is_leased(&there, &instance).await).then_some(())
+                })
+                .await;
+                instance
+            })
         });
         let ended = tokio::task::spawn_blocking(|| ended.join()).await.expect("no panic");
-        let mut there = vec![ended.expect("no panic")];
-        let here = queue.hands_over(&world).await;
+        for instance in [Some(ended.expect("no panic")), None] {
+            let instance = match instance {
+                Some(instance) => instance,
+                None => queue.hands_over(&world).await,
+            };
+            let fetched = tokio::time::timeout(SOON, queue.fetch(&other, LOCK, PATIENT)).await;
+            assert_eq!(fetched.expect("in time").expect("fetch"), Some((instance, 1)));
+        }
+    }
+}
+
+/// It is leased for somebody who will not ask when its answer comes: there is nobody to give it back to but others.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_on_the_wire_when_a_provider_closes_can_be_had() {
+    for queue in BOTH {
+        let world = World::new().await;
+        let (other, _proxy) = world.another_process().await;
+        world.settle().await;
+        queue.forms_a_habit(&world, "before").await;
+        let mut held = world.proxy.hold_answer_of(ENQUEUE);
+        let provider = Arc::clone(&world.provider);
+        let enqueue = tokio::spawn(async move { enqueue(queue, &provider, "i").await });
+        held.wait().await;
+        world.provider.close();
+        held.release();
+        let _ = enqueue.await.expect("no panic");
         let fetched = tokio::time::timeout(SOON, queue.fetch(&other, LOCK, PATIENT)).await;
-        let (instance, attempt) = fetched.expect("in time").expect("fetch").expect("it");
-        assert_eq!(attempt, 1);
-        // What the other runtime left may have come back as well.
-        there.push(here);
-        assert!(there.contains(&instance), "{instance}");
+        assert_eq!(fetched.expect("in time").expect("fetch"), Some(("i".to_string(), 1)));
     }
 }
 
@@ -164,19 +188,17 @@ async fn what_is_committed_after_its_answer_was_lost_can_be_had() {
         let lock = "select pg_advisory_lock(hashtext(current_schema()))";
         blocker.execute(lock, &[]).await.expect("a lock");
         let provider = Arc::clone(&world.provider);
-        let enqueue = tokio::spawn(async move {
-            match queue {
-                Queue::Turns => provider.enqueue_for_orchestrator(fixtures::start("late"), None).await,
-                Queue::Activities => provider.enqueue_for_worker(fixtures::activity("late", 1)).await,
-            }
-        });
+        let handed_back = world.proxy.calls_of(HANDED_BACK);
+        let enqueue = tokio::spawn(async move { enqueue(queue, &provider, "late").await });
         waits_for_a_lock(&world).await;
         world.proxy.cut();
         let error = enqueue.await.expect("no panic").expect_err("nobody knows");
         assert!(error.message.contains("may or may not"), "{error}");
         // Whoever gives it back has already tried.
-        let abandons = || world.proxy.calls_of(".abandon_");
-        eventually("it was tried", || async { (abandons() > 0).then_some(()) }).await;
+        eventually("it was tried", || async {
+            (world.proxy.calls_of(HANDED_BACK) > handed_back).then_some(())
+        })
+        .await;
         drop(blocker);
         let fetched = tokio::time::timeout(SOON, queue.fetch(&world.provider, LOCK, PATIENT)).await;
         assert_eq!(
