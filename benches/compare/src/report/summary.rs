@@ -4,7 +4,7 @@ use super::text;
 use super::view::View;
 use crate::candidates::Candidate;
 use crate::record::Merged;
-use crate::workloads::{Metric, Name};
+use crate::workloads::{Metric, Name, backlog};
 
 /// A line of the summary: some points and metrics of one workload, side by side.
 struct Line {
@@ -36,8 +36,10 @@ const fn own(label: &'static str, figures: &'static [(&'static str, Metric)], ba
 
 const RATE: Metric = Metric::higher("rate", "rate");
 const FETCH_P50: Metric = Metric::lower("fetch_p50_ms", "fetch p50");
-const TURNS: &str = "turns, nothing else";
-const ACTIVITIES: &str = "activities, nothing else";
+const FETCH_P99: Metric = Metric::lower("fetch_p99_ms", "fetch p99");
+const TURNS: &str = backlog::BASELINE;
+const ACTIVITIES: &str = backlog::ACTIVITY_BASELINE;
+const MANY: &str = backlog::MANY;
 
 const LINES: &[Line] = &[
     line(
@@ -51,12 +53,14 @@ const LINES: &[Line] = &[
         ],
     ),
     line(
-        "fetch p50 / p99 at 16 callers, ms",
+        "fetch p50 / p99 at 16 callers, ms: enqueued by the same process",
         Name::Turns,
-        &[
-            ("16 callers", FETCH_P50),
-            ("16 callers", Metric::lower("fetch_p99_ms", "")),
-        ],
+        &[("16 callers", FETCH_P50), ("16 callers", FETCH_P99)],
+    ),
+    line(
+        "the same, enqueued by another process",
+        Name::Backlog,
+        &[(MANY, FETCH_P50), (MANY, FETCH_P99)],
     ),
     line(
         "activities/s at 1 / 4 / 16 / 64 callers",

@@ -21,6 +21,7 @@ use crate::load::{self, Work};
 use crate::record::Outcome;
 
 const CALLERS: usize = 4;
+const MANY_CALLERS: usize = 16;
 const SESSIONS: usize = 50;
 const TEMPLATE: &str = "template";
 
@@ -28,6 +29,8 @@ const TEMPLATE: &str = "template";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pile {
     Nothing,
+    /// The same, for many callers.
+    NothingForMany,
     Timers(usize),
     /// On one locked instance.
     Messages(usize),
@@ -45,12 +48,14 @@ enum Pile {
 
 /// The points that the others are compared with.
 pub const BASELINE: &str = "turns, nothing else";
+pub const MANY: &str = "turns, nothing else, 16 callers";
 pub const ACTIVITY_BASELINE: &str = "activities, nothing else";
 
 fn piles(scale: &Scale) -> Vec<(String, Pile)> {
     let size = |full: usize| scale.pick(full, full / 1000);
     let piles = [
         (BASELINE, Pile::Nothing),
+        (MANY, Pile::NothingForMany),
         ("turns, 50k future timers", Pile::Timers(size(50_000))),
         ("turns, 100k future timers", Pile::Timers(size(100_000))),
         (
@@ -110,7 +115,7 @@ async fn claim_sessions(provider: &dyn Provider) -> Result<()> {
 impl Pile {
     async fn prepare(self, context: &Context<'_>, provider: &Arc<dyn Provider>) -> Result<()> {
         match self {
-            Self::Nothing | Self::NoActivities => Ok(()),
+            Self::Nothing | Self::NothingForMany | Self::NoActivities => Ok(()),
             Self::Timers(count) => {
                 let mut turn = Turn::first(TEMPLATE);
                 turn.orchestrator_items.push(items::timer(TEMPLATE, 2, in_a_day_ms()));
@@ -178,7 +183,7 @@ impl Workload for Backlog {
 
     fn about(&self) -> &'static str {
         "The loops of *Turns* and *Activities* with 4 callers, on a store in which something lies around that cannot be taken \
-         now. What counts is each candidate's own rate with and without it. Stores are prepared through the trait; where many \
+         now. Work is enqueued through a provider of its own, as by another process, so that every fetch has to look for it. What counts is each candidate's own rate with and without it. Stores are prepared through the trait; where many \
          instances have to exist, one is made through the trait and its rows are copied by SQL. Preparation is limited to a \
          minute, and followed by VACUUM (ANALYZE) and a checkpoint. Of the activities that do not match, half have another \
          tag, and half belong to 50 sessions of another worker."
@@ -226,11 +231,16 @@ impl Workload for Backlog {
             .context("preparation")?;
         prepare::settle(context).await?;
 
+        let enqueuer = context.open().await?;
         let work: Arc<dyn Work> = match pile {
-            Pile::NoActivities | Pile::ForeignActivities(_) => Arc::new(ActivityLoop { provider }),
-            _ => TurnLoop::new(provider, "all"),
+            Pile::NoActivities | Pile::ForeignActivities(_) => Arc::new(ActivityLoop { provider, enqueuer }),
+            _ => TurnLoop::enqueued_by(enqueuer, provider, "all"),
         };
-        let load = load_of(context.scale, CALLERS, context.scale.window(0.3));
+        let callers = match pile {
+            Pile::NothingForMany => MANY_CALLERS,
+            _ => CALLERS,
+        };
+        let load = load_of(context.scale, callers, context.scale.window(0.3));
         Ok(outcome_of(&mut load::run(load, work, None).await))
     }
 }

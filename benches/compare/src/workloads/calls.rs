@@ -25,6 +25,7 @@ const ASIDE: Duration = Duration::from_secs(3600);
 /// Each round starts a new instance and runs its first turn, or somebody else's.
 pub struct TurnLoop {
     provider: Arc<dyn Provider>,
+    enqueuer: Arc<dyn Provider>,
     label: &'static str,
     filter: DispatcherCapabilityFilter,
 }
@@ -32,8 +33,14 @@ pub struct TurnLoop {
 impl TurnLoop {
     /// Loops on the same store need different labels, because every instance is new.
     pub fn new(provider: Arc<dyn Provider>, label: &'static str) -> Arc<Self> {
+        Self::enqueued_by(Arc::clone(&provider), provider, label)
+    }
+
+    /// Instances are started through a provider of its own, as by a client in another process.
+    pub fn enqueued_by(enqueuer: Arc<dyn Provider>, provider: Arc<dyn Provider>, label: &'static str) -> Arc<Self> {
         Arc::new(Self {
             provider,
+            enqueuer,
             label,
             filter: items::runtime_filter(),
         })
@@ -44,7 +51,7 @@ impl TurnLoop {
 impl Work for TurnLoop {
     async fn once(&self, caller: usize, round: u64, recorder: &Recorder) {
         let start = items::start(&format!("{PREFIX}{}-{caller}-{round}", self.label));
-        let enqueue = self.provider.enqueue_for_orchestrator(start, None);
+        let enqueue = self.enqueuer.enqueue_for_orchestrator(start, None);
         if recorder.call("enqueue", enqueue).await.is_none() {
             return;
         }
@@ -81,6 +88,8 @@ impl Work for TurnLoop {
 /// Each round enqueues an activity and runs it, or somebody else's.
 pub struct ActivityLoop {
     pub provider: Arc<dyn Provider>,
+    /// What activities are enqueued through; another one, as by another process, or the same.
+    pub enqueuer: Arc<dyn Provider>,
 }
 
 fn next_activity(caller: usize, round: u64) -> duroxide::providers::WorkItem {
@@ -93,7 +102,7 @@ fn next_activity(caller: usize, round: u64) -> duroxide::providers::WorkItem {
 #[async_trait]
 impl Work for ActivityLoop {
     async fn once(&self, caller: usize, round: u64, recorder: &Recorder) {
-        let enqueue = self.provider.enqueue_for_worker(next_activity(caller, round));
+        let enqueue = self.enqueuer.enqueue_for_worker(next_activity(caller, round));
         if recorder.call("enqueue", enqueue).await.is_none() {
             return;
         }
@@ -308,7 +317,8 @@ impl Workload for Activities {
     async fn measure(&self, context: &Context<'_>, point: &Point) -> Result<Outcome> {
         let window = context.scale.window(0.3);
         measure(context, point.count(), window, |provider| {
-            Arc::new(ActivityLoop { provider })
+            let enqueuer = Arc::clone(&provider);
+            Arc::new(ActivityLoop { provider, enqueuer })
         })
         .await
     }

@@ -1,6 +1,6 @@
 //! What is measured. Each workload knows its points, how to measure one, and how its results are to be read.
 
-mod backlog;
+pub mod backlog;
 mod calls;
 mod fan_in;
 mod floor;

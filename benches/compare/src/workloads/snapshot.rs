@@ -32,7 +32,7 @@ impl Workload for Snapshot {
 
     fn about(&self) -> &'static str {
         "The loop of *Turns* with 4 callers for 30 seconds while another connection holds a REPEATABLE READ snapshot, so that \
-         dead rows pile up: the rate in the first and in the last 5 seconds, and for 5 seconds after the snapshot was \
+         dead rows pile up. Instances are started through a provider of its own, as by another process. The rate in the first and in the last 5 seconds, and for 5 seconds after the snapshot was \
          released."
     }
 
@@ -61,17 +61,20 @@ impl Workload for Snapshot {
 
     async fn measure(&self, context: &Context<'_>, _point: &Point) -> Result<Outcome> {
         let provider = context.open().await?;
+        // As another process: every fetch has to look for what it put there.
+        let enqueuer = context.open().await?;
+        let turns = |label| TurnLoop::enqueued_by(enqueuer.clone(), provider.clone(), label);
         let holder = server::connect(context.url).await?;
         holder
             .batch_execute("begin isolation level repeatable read; select count(*) from pg_class")
             .await?;
         let window = Duration::from_secs_f64(context.scale.pick(30.0, 0.5));
         let load = load_of(context.scale, CALLERS, window);
-        let mut held = load::run(load, TurnLoop::new(provider.clone(), "held"), None).await;
+        let mut held = load::run(load, turns("held"), None).await;
         holder.batch_execute("commit").await?;
         let window = Duration::from_secs_f64(context.scale.pick(5.0, 0.3));
         let load = load_of(context.scale, CALLERS, window);
-        let released = load::run(load, TurnLoop::new(provider, "released"), None).await;
+        let released = load::run(load, turns("released"), None).await;
 
         let mut outcome = outcome_of(&mut held);
         outcome.errors += released.errors;
