@@ -238,7 +238,7 @@ impl Inner {
                 }
                 Err(error) => {
                     if error.is_ambiguous() {
-                        handover.is_lost();
+                        handover.lose();
                     }
                     Err(error)
                 }

@@ -163,7 +163,7 @@ impl<'a> ActivityHandover<'a> {
     }
 
     /// Nobody knows whether they are leased: whoever looks for them shall not have to wait for the leases' end.
-    pub(crate) fn is_lost(self) {
+    pub(crate) fn lose(self) {
         for handover in self.handed {
             for position in &handover.items {
                 let token = self.coming[*position].token(0);
