@@ -14,6 +14,7 @@ const AT_ONCE: Duration = Duration::from_millis(2);
 const HABIT: u32 = 16;
 /// Of those who usually ask, one in so many is forgotten each time.
 const DECLINE: usize = 16;
+
 #[derive(Default)]
 pub(crate) struct Habit {
     /// When something was last put into the queue.

@@ -194,13 +194,23 @@ async fn nobody_gets_less_than_there_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_gets_what_was_deleted() {
     let world = World::new().await;
-    let instance = Queue::Turns.hands_over(&world).await;
-    let deleted = world.provider.delete_instance(&instance, true).await;
-    // It may have been handed back before, and never have been there for a deletion.
-    let _ = deleted;
-    let fetched = Queue::Turns.fetch(&world.provider, LOCK, NOW).await.expect("fetch");
-    let left = "select count(*) from mailboxes where instance_id = $1";
-    assert_eq!(fetched.is_some(), world.number(left, &[&instance]).await > 0);
+    let provider = &world.provider;
+    world.settle().await;
+    eventually("a turn is leased for who usually asks", || async {
+        let instance = Uuid::new_v4().to_string();
+        Queue::Turns.forms_a_habit(&world, &format!("before-{instance}")).await;
+        fixtures::create(&**provider, &instance).await;
+        let sent = provider
+            .enqueue_for_orchestrator(fixtures::raised(&instance, "x"), None)
+            .await;
+        sent.expect("enqueue");
+        let is_leased = Queue::Turns.is_leased(&world, &instance).await;
+        provider.delete_instance(&instance, true).await.expect("delete");
+        let fetched = Queue::Turns.fetch(provider, LOCK, NOW).await.expect("fetch");
+        assert_eq!(fetched, None);
+        is_leased.then_some(())
+    })
+    .await;
 }
 
 /// A look that brings one more than was asked for hides it from nobody.
