@@ -53,12 +53,7 @@ const LINES: &[Line] = &[
         ],
     ),
     line(
-        "fetch p50 / p99 at 16 callers, ms: enqueued by the same process",
-        Name::Turns,
-        &[("16 callers", FETCH_P50), ("16 callers", FETCH_P99)],
-    ),
-    line(
-        "the same, enqueued by another process",
+        "fetch p50 / p99 at 16 callers, ms, enqueued by another process",
         Name::Backlog,
         &[(MANY, FETCH_P50), (MANY, FETCH_P99)],
     ),
