@@ -150,8 +150,9 @@ impl<'a> ActivityHandover<'a> {
                 let token = coming.token(*rows.get(&coming.lease)?);
                 self.inner.leases.extended(token.lease, lock_timeout);
                 let ahead = history(*position).filter(|(instance_id, _)| *instance_id == token.instance_id);
-                let claimed = Claimed::new((coming.item.clone(), token.to_string(), 1), ahead);
-                let granted = Granted::new(&self.inner, Queue::Worker, token.lease, token.to_string(), claimed);
+                let (lease, token) = (token.lease, token.to_string());
+                let claimed = Claimed::new((coming.item.clone(), token.clone(), 1), ahead);
+                let granted = Granted::new(&self.inner, Queue::Worker, lease, token, claimed);
                 Some(granted.without_place())
             });
             let mut granted: Vec<_> = granted.collect();

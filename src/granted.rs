@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::debug;
 use uuid::Uuid;
 
+use crate::error::Failure;
 use crate::inner::Inner;
 use crate::token;
 use crate::wake::Queue;
@@ -78,13 +79,8 @@ impl<T> Granted<T> {
         // What rests cannot be had at once anyway.
         let on_its_way = pause.is_none().then(|| OnItsWay::new(&inner, queue));
         runtime.spawn(async move {
-            let result = match queue {
-                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, pause).await,
-                Queue::Worker => {
-                    let keeps_place = had_place && pause.is_none();
-                    inner.abandon_work_item(&token, None, true, keeps_place).await
-                }
-            };
+            let keeps_place = had_place && pause.is_none();
+            let result = abandon(&inner, queue, &token, pause, keeps_place).await;
             drop(on_its_way);
             if let Err(error) = result {
                 debug!(%error, "could not hand back the lease of a dropped fetch; it will expire");
@@ -156,6 +152,20 @@ impl Drop for OnItsWay {
     }
 }
 
+/// Ends a lease that nobody has used.
+async fn abandon(
+    inner: &Arc<Inner>,
+    queue: Queue,
+    token: &str,
+    pause: Option<Duration>,
+    keeps_place: bool,
+) -> Result<(), Failure> {
+    match queue {
+        Queue::Orchestrator => inner.abandon_orchestration_item(token, None, true, pause).await,
+        Queue::Worker => inner.abandon_work_item(token, None, true, keeps_place).await,
+    }
+}
+
 /// Gives back what a call may have leased whose answer was lost: it may not even have committed yet.
 pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, token: String) {
     let Ok(runtime) = Handle::try_current() else {
@@ -165,11 +175,7 @@ pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, token: String) {
     runtime.spawn(async move {
         for pause_ms in [0, 10, 50, 200, 1000] {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-            let result = match queue {
-                Queue::Orchestrator => inner.abandon_orchestration_item(&token, None, true, None).await,
-                Queue::Worker => inner.abandon_work_item(&token, None, true, false).await,
-            };
-            match result {
+            match abandon(&inner, queue, &token, None, false).await {
                 Ok(()) => return,
                 Err(error) => debug!(%error, "nothing to hand back after an answer was lost, so far"),
             }
