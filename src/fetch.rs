@@ -13,10 +13,8 @@ use crate::inner::Inner;
 use crate::kept::RETURNING;
 use crate::pace::Step;
 use crate::poll::Request;
-use crate::waiters::{Answer, Fetch};
+use crate::waiters::{Answer, Fetch, IN_HAND};
 
-/// How long it takes at most until what is on its way back to the queue is there; more may follow, or the server not answer.
-const MOST_GOES_BACK: Duration = Duration::from_millis(60);
 /// Longer than any look is on the wire.
 const UNTIL_ANSWERED: Duration = Duration::from_secs(3600);
 
@@ -83,7 +81,7 @@ impl Inner {
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
         // Who waits no longer than that would not see what goes back meanwhile.
         let sees_all = poll_timeout <= RETURNING;
-        let end = now + MOST_GOES_BACK;
+        let end = now + IN_HAND;
         let register = || R::line(self).register(self, request, impatient, sees_all && Instant::now() < end);
         let registered = self.going_back.until(end, register).await;
         let Some(Registered {

@@ -223,6 +223,7 @@ impl<R: Request> Line<R> {
                 id,
                 span,
                 impatient,
+                since: now,
                 look: None,
                 answer,
             }),
@@ -344,10 +345,7 @@ impl<R: Request> Line<R> {
                         // Also those who came while it was on the wire: what they would ask is no longer right.
                         group.dismiss(|_| true, || Answer::AskAnew);
                     } else if !enough {
-                        group.dismiss(
-                            |waiter| waiter.look == Some(sent.id) && waiter.impatient,
-                            || Answer::Nothing,
-                        );
+                        group.dismiss_impatient(sent.id, now);
                     }
                 }
                 Err(error) => {

@@ -19,6 +19,9 @@ use crate::reason::Reason;
 const MAX_ITEMS: usize = 64;
 /// A look that takes longer has met something heavy, or a slow line: those who wait send another.
 pub(crate) const SLOW_LOOK: Duration = Duration::from_millis(20);
+/// How long those who do not wait for work wait for what their process has in its hands: on its way back to the queue, or to those who
+/// got something else meanwhile. More may follow, or the server not answer.
+pub(crate) const IN_HAND: Duration = Duration::from_millis(250);
 /// The most looks of a group on the wire.
 const MAX_LOOKS: usize = 4;
 
@@ -66,6 +69,8 @@ pub(crate) struct Waiter<T> {
     pub(crate) span: Span,
     /// Does not wait for work: one look decides.
     pub(crate) impatient: bool,
+    /// When it came.
+    pub(crate) since: Instant,
     /// The look on the wire that is for it, if any.
     pub(crate) look: Option<u64>,
     pub(crate) answer: oneshot::Sender<Answer<T>>,
@@ -358,6 +363,19 @@ impl<T> Group<T> {
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.look == Some(look)) {
             waiter.look = None;
         }
+    }
+
+    /// A look has found too little for those who do not wait for work. Another on the wire may have had its hands on what it did not see, for
+    /// those who got something else meanwhile: that one, or the next, decides.
+    pub(crate) fn dismiss_impatient(&mut self, look: u64, now: Instant) {
+        let others_look = self.looks > 0;
+        self.dismiss(
+            |waiter| {
+                let is_put_off = others_look && now < waiter.since + IN_HAND;
+                waiter.look == Some(look) && waiter.impatient && !is_put_off
+            },
+            || Answer::Nothing,
+        );
     }
 
     /// Answers those for whom a look decided.

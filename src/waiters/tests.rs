@@ -1,17 +1,50 @@
 use super::*;
 
+fn waiter(impatient: bool, answer: oneshot::Sender<Answer<()>>) -> Waiter<()> {
+    Waiter {
+        id: 7,
+        span: Span::none(),
+        impatient,
+        since: Instant::now(),
+        look: None,
+        answer,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_overtaken_look_may_bring_is_waited_for_a_while() {
+    let now = Instant::now();
+    let mut group = Group::<()>::new(now);
+    // It is for those who have yet to come.
+    group.woken = Some(Reason::Notified);
+    let overtaken = group.look_next(now, 1, 1).expect("it goes out");
+    let (answer, mut receiver) = oneshot::channel();
+    group.waiters.push_back(waiter(true, answer));
+    for (passed, is_decided) in [(SLOW_LOOK, false), (SLOW_LOOK * 2, false), (IN_HAND, true)] {
+        let now = now + passed;
+        let look = group.due_look(now).expect("the first takes its time");
+        group.landed(&look);
+        group.dismiss_impatient(look.id, now);
+        group.release(look.id);
+        assert_eq!(receiver.try_recv().is_ok(), is_decided, "{passed:?}");
+    }
+
+    // With nothing else on the wire, one look decides.
+    group.landed(&overtaken);
+    let (answer, mut receiver) = oneshot::channel();
+    group.waiters.push_back(waiter(true, answer));
+    let look = group.due_look(now).expect("it looks");
+    group.landed(&look);
+    group.dismiss_impatient(look.id, now);
+    assert!(matches!(receiver.try_recv(), Ok(Answer::Nothing)));
+}
+
 #[tokio::test]
 async fn what_is_in_the_queue_already_comes_before_what_is_handed_over() {
     let now = Instant::now();
     let mut group = Group::<()>::new(now);
     let (answer, receiver) = oneshot::channel();
-    group.waiters.push_back(Waiter {
-        id: 7,
-        span: Span::none(),
-        impatient: false,
-        look: None,
-        answer,
-    });
+    group.waiters.push_back(waiter(false, answer));
     assert_eq!(group.unserved(now), 0, "it has not looked yet");
     group.quiet(1, now + Duration::from_secs(1), Reason::Fallback);
     assert_eq!(group.unserved(now), 1);
@@ -38,14 +71,7 @@ async fn a_look_for_those_who_come_back_is_made_when_it_may_find_something_that_
     assert!(group.look_next(now, 2, 4).is_none(), "it is on its way");
 
     let (answer, receiver) = oneshot::channel();
-    let patient = Waiter {
-        id: 7,
-        span: Span::none(),
-        impatient: false,
-        look: None,
-        answer,
-    };
-    group.waiters.push_back(patient);
+    group.waiters.push_back(waiter(false, answer));
     assert!(group.due_look(now).is_none(), "it is on its way");
     group.landed(&next);
     group.woken = Some(Reason::Enqueued);
