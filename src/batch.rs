@@ -25,6 +25,8 @@ use crate::wake::Queue;
 const MAX_REQUESTS: usize = 64;
 /// A call that carries this much already takes no more.
 const MAX_BYTES: usize = 1 << 20;
+/// Who had no company so many times in a row has none this time.
+const ALONE: u32 = 8;
 /// Who waited this long for a place in a call goes alone: the line may be stuck.
 const PATIENCE: Duration = Duration::from_millis(250);
 
@@ -69,6 +71,8 @@ struct State<T, R: Send + 'static> {
     busy: bool,
     /// What keeps the line busy, if a caller carries it out itself.
     carried: Option<Dependent<Option<R>>>,
+    /// How many calls in a row nobody joined.
+    alone: u32,
     next_id: u64,
     waiting: VecDeque<Waiting<T, R>>,
 }
@@ -100,6 +104,7 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
                 state: Mutex::new(State {
                     busy: false,
                     carried: None,
+                    alone: 0,
                     next_id: 0,
                     waiting: VecDeque::new(),
                 }),
@@ -111,7 +116,7 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
     async fn submit(&self, inner: &Arc<Inner>, request: Arc<T>) -> Batched<R> {
         let span = Span::current();
         let (id, mut answer) = match self.line.enter(request, &span) {
-            Entered::Free(request) => {
+            Entered::Free { request, alone } => {
                 let mut turn = Turn {
                     line: Arc::clone(&self.line),
                     inner: Arc::clone(inner),
@@ -119,8 +124,11 @@ impl<T: Request, R: Send + 'static> Batcher<T, R> {
                     paced: false,
                 };
                 let call = async move {
-                    // Those whom one answer set free act in step: whoever is ready comes along.
-                    tokio::task::yield_now().await;
+                    // Those whom one answer set free act in step: whoever is ready comes along. Where there is nobody it would only
+                    // wake up another thread to look for work.
+                    if !alone {
+                        tokio::task::yield_now().await;
+                    }
                     turn.keep_pace(1).await;
                     match turn.line.company(request, &span) {
                         Company::None(request) => turn.alone(request, &span).await,
@@ -200,8 +208,11 @@ impl<T: Request, A: Send + 'static> Batcher<T, Result<A, CallError>> {
 
 /// How a request finds the line.
 enum Entered<T, R> {
-    /// It may go out at once, and nobody else until it is back.
-    Free(Arc<T>),
+    /// It may go out at once, and nobody else until it is back. `alone`: as the last ones did.
+    Free {
+        request: Arc<T>,
+        alone: bool,
+    },
     Waiting {
         id: u64,
         answer: oneshot::Receiver<R>,
@@ -219,8 +230,10 @@ impl<T, R: Send + 'static> Line<T, R> {
     fn enter(&self, request: Arc<T>, span: &Span) -> Entered<T, R> {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.busy, true) {
-            return Entered::Free(request);
+            let alone = state.alone >= ALONE;
+            return Entered::Free { request, alone };
         }
+        state.alone = 0;
         let (waiting, answer) = state.place(request, span);
         let id = waiting.id;
         state.waiting.push_back(waiting);
@@ -230,6 +243,7 @@ impl<T, R: Send + 'static> Line<T, R> {
     fn company(&self, request: Arc<T>, span: &Span) -> Company<T, R> {
         let mut state = self.lock();
         if state.waiting.is_empty() {
+            state.alone = state.alone.saturating_add(1);
             return Company::None(request);
         }
         let (waiting, answer) = state.place(request, span);

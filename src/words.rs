@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::wake::Queue;
 
-/// How soon others are to be told. The first after a pause is always told at once.
+/// How soon others are to be told. The first after a pause is told at once, unless it can wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Haste {
     /// Nobody here takes it.
@@ -31,6 +31,14 @@ impl Haste {
             Self::Later => Duration::from_secs(1),
         }
     }
+
+    /// How long it waits in any case: telling others is not to be in the way of whoever has it here.
+    fn delay(self) -> Duration {
+        match self {
+            Self::Now | Self::Soon => Duration::ZERO,
+            Self::Later => Duration::from_millis(50),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -42,21 +50,24 @@ pub(crate) struct Words {
 /// What is to be said about one queue.
 #[derive(Default)]
 struct Word {
-    unsent: Option<Haste>,
+    /// How urgent it is, and since when there is one.
+    unsent: Option<(Haste, Instant)>,
     sent_at: Option<Instant>,
 }
 
 impl Word {
     /// When it is to be sent, if there is one.
-    fn due(&self, now: Instant) -> Option<Instant> {
-        let haste = self.unsent?;
-        Some(self.sent_at.map_or(now, |sent| sent + haste.interval()))
+    fn due(&self) -> Option<Instant> {
+        let (haste, since) = self.unsent?;
+        let due = since + haste.delay();
+        Some(self.sent_at.map_or(due, |sent| due.max(sent + haste.interval())))
     }
 
-    fn add(&mut self, haste: Haste) -> bool {
-        let is_more_urgent = self.unsent.is_none_or(|unsent| haste < unsent);
+    fn add(&mut self, haste: Haste, now: Instant) -> bool {
+        let is_more_urgent = self.unsent.is_none_or(|(unsent, _)| haste < unsent);
         if is_more_urgent {
-            self.unsent = Some(haste);
+            let since = self.unsent.map_or(now, |(_, since)| since);
+            self.unsent = Some((haste, since));
         }
         is_more_urgent
     }
@@ -68,7 +79,7 @@ impl Words {
     }
 
     pub(crate) fn add(&self, queue: Queue, haste: Haste) {
-        if self.lock()[queue as usize].add(haste) {
+        if self.lock()[queue as usize].add(haste, Instant::now()) {
             self.added.notify_one();
         }
     }
@@ -86,7 +97,7 @@ impl Words {
     pub(crate) async fn due(&self) {
         loop {
             let now = Instant::now();
-            let due = self.lock().iter().filter_map(|word| word.due(now)).min();
+            let due = self.lock().iter().filter_map(Word::due).min();
             match due {
                 None => self.added.notified().await,
                 Some(due) if due <= now => return,
@@ -103,7 +114,7 @@ impl Words {
         let mut taken = Vec::new();
         for queue in Queue::ALL {
             let word = &mut queues[queue as usize];
-            if word.due(now).is_some_and(|due| all || due <= now) {
+            if word.due().is_some_and(|due| all || due <= now) {
                 word.unsent = None;
                 word.sent_at = Some(now);
                 taken.push(queue);
@@ -125,12 +136,15 @@ mod tests {
     const ACTIVITIES: Queue = Queue::Worker;
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_word_is_sent_at_once_and_the_next_as_soon_as_it_is_urgent() {
+    async fn the_first_word_is_sent_at_once_unless_it_can_wait_and_the_next_as_soon_as_it_is_urgent() {
         for haste in [Haste::Now, Haste::Soon, Haste::Later] {
             let words = Words::default();
             assert!(words.due().now_or_never().is_none());
+            let added = Instant::now();
             words.add(TURNS, haste);
-            assert!(words.due().now_or_never().is_some(), "{haste:?}");
+            assert_eq!(words.due().now_or_never().is_some(), haste != Haste::Later, "{haste:?}");
+            words.due().await;
+            assert_eq!(Instant::now(), added + haste.delay(), "{haste:?}");
             assert_eq!(words.take(false), [TURNS]);
             let sent = Instant::now();
             words.add(TURNS, haste);
@@ -146,7 +160,7 @@ mod tests {
     async fn what_becomes_urgent_does_not_wait() {
         let words = Words::default();
         words.add(TURNS, Haste::Later);
-        words.take(false);
+        words.take(true);
         let sent = Instant::now();
         words.add(TURNS, Haste::Later);
         let mut waiting = pin!(words.due());
@@ -165,7 +179,7 @@ mod tests {
         words.add(TURNS, Haste::Soon);
         assert_eq!(words.take(false), [TURNS]);
         words.add(TURNS, Haste::Soon);
-        words.add(ACTIVITIES, Haste::Later);
+        words.add(ACTIVITIES, Haste::Now);
         assert!(words.due().now_or_never().is_some());
         assert_eq!(words.take(false), [ACTIVITIES]);
         assert!(words.due().now_or_never().is_none());
