@@ -225,8 +225,9 @@ impl HistoryCache {
         self.lock().entries.put(self.limit, instance, known);
     }
 
-    pub(crate) fn forget(&self, instance: &str) {
-        self.lock().entries.remove(instance);
+    /// What was known.
+    pub(crate) fn forget(&self, instance: &str) -> Option<Known> {
+        self.lock().entries.remove(instance)
     }
 }
 

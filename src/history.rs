@@ -122,9 +122,11 @@ impl Inner {
                 .whole_history(instance, Some(known), tail, Occasion::Activity)
                 .await;
         }
-        let runs_turns = self.runs_turns();
-        if runs_turns {
-            self.polled.wait(instance, self.waker.has_company()).await;
+        if self.runs_turns()
+            && let Some(ended) = self.polled.wait(instance, self.waker.has_company()).await
+        {
+            metrics::cache_lookup("hit");
+            return Ok(self.was_read(instance, Arc::unwrap_or_clone(ended.history), ended.status));
         }
         let request = Arc::new(ReadRequest {
             instance_id: encode::key(OPERATION, "instance id", instance)?.to_string(),
@@ -138,13 +140,16 @@ impl Inner {
         let history = self
             .whole_history(instance, request.known.clone(), tail, Occasion::Read)
             .await?;
-        if runs_turns {
-            self.polled.was_read(instance, &history);
-        }
+        Ok(self.was_read(instance, history, status))
+    }
+
+    /// `status`: the custom status, if that came along.
+    fn was_read(&self, instance: &str, history: Vec<Event>, status: Option<Option<CustomStatus>>) -> Vec<Event> {
+        self.polled.was_read(instance, &history);
         if let Some(status) = status {
             ahead::keep(self.node, instance, Ahead::CustomStatus(status));
         }
-        Ok(history)
+        history
     }
 
     /// What this process has of a history that came along; nothing if all of it did. None if it has another, or more of it, by now.

@@ -26,6 +26,7 @@ mod connect;
 mod connection;
 mod deploy;
 mod encode;
+mod ended;
 mod error;
 mod fetch;
 mod follow;

@@ -169,7 +169,11 @@ impl Inner {
             metadata,
             cancelled_activities,
         )?;
-        let announced = self.announce_turn(&mut ack, history_delta);
+        let (announced, ending) = if ack.ends_orchestration() {
+            (None, self.announce_end(&mut ack, history_delta))
+        } else {
+            (self.announce_turn(&mut ack, history_delta), None)
+        };
         let ack = Arc::new(ack);
         let lease = ack.token.lease;
         let answer = match self.turn_acks.attempt(self, Arc::clone(&ack)).await {
@@ -195,12 +199,13 @@ impl Inner {
                 answer.and_then(|mut answers| answers.pop().ok_or(CallError::NoAnswer)?.held(&ack))
             }
         };
-        self.lease_ended(OPERATION, lease, answer, ack.events.ids.is_empty())?;
+        let answer = self.lease_ended(OPERATION, lease, answer, ack.events.ids.is_empty())?;
         if let Some(announced) = announced {
             announced.confirm();
         }
         if ack.ends_orchestration() {
-            self.polled.has_ended(&ack.token.instance_id);
+            let ended = ending.zip(answer).and_then(|(ending, answer)| ending.came_true(answer));
+            self.polled.has_ended(&ack.token.instance_id, ended);
         }
         Ok(())
     }

@@ -1,29 +1,29 @@
 //! Reads that wait for the end of an orchestration.
 //!
 //! `Client::wait_for_orchestration` reads a history twice in a row, and then again and again with growing pauses, until it has
-//! ended. Most end in the very process that waits for them. So a read that is one of such a series waits until that happens, or for
-//! about as long as the series lasts already, and asks the database only then, together with others: its answer is as fresh as any, and whoever waits
-//! hears of the end at once, by a few reads instead of a dozen. Where there are other processes the orchestration may end there, so it waits for
-//! about 20 ms; in one that runs no turns, not at all.
+//! ended. Most end in the very process that waits for them. So a read that is one of such a series waits until that happens, for
+//! about 100 ms at most, and is told of the end by the ack that brings it (`ended.rs`). Otherwise it asks the database only then, together with others: its
+//! answer is as fresh as any, and whoever waits hears of the end at once, by a few reads instead of a dozen. Where there are other processes the
+//! orchestration may end there, so it waits for about 20 ms; in one that runs no turns, not at all.
 
 use std::collections::{HashMap, HashSet};
-use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use duroxide::{Event, EventKind};
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 use tokio::task;
+
+use crate::ended::Ended;
 
 /// Who reads once more within this time asks for nothing new: it polls.
 const AT_ONCE: Duration = Duration::from_millis(2);
 /// Who has not read for so long does not, or no longer. The client's longest pause is 100 ms.
 const GIVEN_UP: Duration = Duration::from_millis(200);
-/// How long one read waits.
-const SHORTEST: Duration = Duration::from_millis(20);
-const LONGEST: Duration = Duration::from_millis(100);
+/// How long one read waits where the end may come in another process, and where it hardly can.
+const IN_COMPANY: Duration = Duration::from_millis(20);
+const ALONE: Duration = Duration::from_millis(100);
 /// All that wait stop it at multiples of this.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// Beyond these, those are swept who have given up.
@@ -59,23 +59,24 @@ struct State {
 
 #[derive(Default)]
 struct Instance {
-    end: Arc<End>,
+    /// In this process.
+    has_ended: bool,
+    waiting: Vec<Waiting>,
     readers: HashMap<Reader, Series>,
     /// How many there were after the last sweep.
     swept: usize,
 }
 
-/// The end of an orchestration in this process, of which those learn who wait for it.
-#[derive(Default)]
-struct End {
-    has_come: AtomicBool,
-    comes: Notify,
+/// A read that waits for the end.
+struct Waiting {
+    since: Instant,
+    end: oneshot::Sender<Option<Ended>>,
 }
 
 struct Series {
-    begun: Instant,
-    /// The end of the last read.
+    /// The end of the last read, or the beginning of the first.
     last: Instant,
+    is_first: bool,
     /// It is certainly one.
     repeated: bool,
     /// How often the custom status was asked for since the last read.
@@ -85,8 +86,8 @@ struct Series {
 impl Series {
     fn new(now: Instant) -> Self {
         Self {
-            begun: now,
             last: now,
+            is_first: true,
             repeated: false,
             statuses: 0,
         }
@@ -125,18 +126,13 @@ impl Polled {
         self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Before an instance is read: waits, if this is one read of a series. `in_company`: it may end in another process.
-    pub(crate) async fn wait(&self, instance: &str, in_company: bool) {
+    /// Before an instance is read: waits, if this is one read of a series, and needs no answer if it was told of the end. `in_company`: it may
+    /// come in another process.
+    pub(crate) async fn wait(&self, instance: &str, in_company: bool) -> Option<Ended> {
         let now = Instant::now();
-        let Some((end, limit)) = self.begin(instance, Reader::current(), now) else {
-            return;
-        };
-        let limit = self.together(now, if in_company { SHORTEST } else { limit });
-        let mut comes = pin!(end.comes.notified());
-        comes.as_mut().enable();
-        if !end.has_come.load(Ordering::Acquire) {
-            let _ = tokio::time::timeout(limit, comes).await;
-        }
+        let end = self.begin(instance, Reader::current(), now)?;
+        let limit = self.together(now, if in_company { IN_COMPANY } else { ALONE });
+        tokio::time::timeout(limit, end).await.ok()?.ok()?
     }
 
     /// About as long as `limit`, but until others stop waiting as well: then one call does for all of them.
@@ -146,8 +142,8 @@ impl Polled {
         TOGETHER.mul_f64(steps).saturating_sub(elapsed)
     }
 
-    /// What to wait for, and how long, if anything.
-    fn begin(&self, instance: &str, reader: Reader, now: Instant) -> Option<(Arc<End>, Duration)> {
+    /// What to wait for, if anything.
+    fn begin(&self, instance: &str, reader: Reader, now: Instant) -> Option<oneshot::Receiver<Option<Ended>>> {
         if self.dispatchers().contains(&reader) {
             return None;
         }
@@ -166,15 +162,26 @@ impl Polled {
             polled.swept = polled.readers.len();
         }
         let series = polled.readers.entry(reader).or_insert_with(|| Series::new(now));
-        let is_first = series.begun == series.last;
-        let is_at_once = !is_first && now < series.last + AT_ONCE;
+        let is_at_once = !series.is_first && now < series.last + AT_ONCE;
         if !series.goes_on(now) || !(series.repeated || is_at_once) {
             *series = Series::new(now);
             return None;
         }
         series.repeated = true;
-        let limit = now.duration_since(series.begun).clamp(SHORTEST, LONGEST);
-        Some((Arc::clone(&polled.end), limit))
+        if polled.has_ended {
+            return None;
+        }
+        let (end, comes) = oneshot::channel();
+        polled.waiting.retain(|waiting| !waiting.end.is_closed());
+        polled.waiting.push(Waiting { since: now, end });
+        Some(comes)
+    }
+
+    /// Whether somebody waits for the end of an instance.
+    pub(crate) fn is_awaited(&self, instance: &str) -> bool {
+        let state = self.lock();
+        let polled = state.instances.get(instance);
+        polled.is_some_and(|polled| polled.waiting.iter().any(|waiting| !waiting.end.is_closed()))
     }
 
     /// An instance was read.
@@ -196,6 +203,7 @@ impl Polled {
             }
         } else if let Some(series) = polled.readers.get_mut(&reader) {
             series.last = now;
+            series.is_first = false;
             series.statuses = 0;
         }
     }
@@ -208,16 +216,23 @@ impl Polled {
         {
             series.statuses += 1;
             if series.statuses > 1 {
-                (series.repeated, series.begun) = (false, series.last);
+                (series.repeated, series.is_first) = (false, true);
             }
         }
     }
 
-    /// The last turn of an instance was committed.
-    pub(crate) fn has_ended(&self, instance: &str) {
-        if let Some(polled) = self.lock().instances.get(instance) {
-            polled.end.has_come.store(true, Ordering::Release);
-            polled.end.comes.notify_waiters();
+    /// The last turn of an instance was committed. `ended`: its history, for those who have waited for it since before it was.
+    pub(crate) fn has_ended(&self, instance: &str, ended: Option<Ended>) {
+        let waiting = match self.lock().instances.get_mut(instance) {
+            Some(polled) => {
+                polled.has_ended = true;
+                std::mem::take(&mut polled.waiting)
+            }
+            None => return,
+        };
+        for Waiting { since, end } in waiting {
+            // Whoever went away does not want to know.
+            let _ = end.send(ended.clone().filter(|ended| since <= ended.since));
         }
     }
 }
@@ -231,6 +246,8 @@ fn ends_orchestration(event: &Event) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use futures_util::FutureExt;
 
     use super::*;
@@ -245,28 +262,28 @@ mod tests {
         begin + Duration::from_millis(ms)
     }
 
-    /// How long the read that begins then waits, in milliseconds; it ends a millisecond after that.
-    fn waits(polled: &Polled, begin: Instant, ms: u64) -> Option<u128> {
-        let limit = polled
-            .begin(INSTANCE, reader(), after(begin, ms))
-            .map(|(_, limit)| limit);
-        let end = after(begin, ms + 1) + limit.unwrap_or_default();
-        polled.note(INSTANCE, reader(), false, end);
-        limit.map(|limit| limit.as_millis())
+    /// Whether the read that begins then waits; it ends a millisecond later, or after having waited.
+    fn waits(polled: &Polled, begin: Instant, ms: u64) -> bool {
+        let waits = polled.begin(INSTANCE, reader(), after(begin, ms)).is_some();
+        let limit = if waits { ALONE } else { Duration::ZERO };
+        polled.note(INSTANCE, reader(), false, after(begin, ms + 1) + limit);
+        waits
     }
 
     #[test]
-    fn who_reads_twice_in_a_row_polls_and_waits_longer_and_longer() {
+    fn who_reads_twice_in_a_row_polls_and_waits_until_it_gives_up() {
         let polled = Polled::default();
         let begin = Instant::now();
-        assert_eq!(waits(&polled, begin, 0), None);
-        assert_eq!(waits(&polled, begin, 2), Some(20));
-        assert_eq!(waits(&polled, begin, 28), Some(28));
-        assert_eq!(waits(&polled, begin, 67), Some(67));
-        assert_eq!(waits(&polled, begin, 155), Some(100));
-        // It has given up meanwhile.
-        assert_eq!(waits(&polled, begin, 456), None);
-        assert_eq!(waits(&polled, begin, 457), Some(20));
+        for (ms, is_held_up) in [
+            (0, false),
+            (2, true),
+            (109, true),
+            (309, true),
+            (610, false),
+            (611, true),
+        ] {
+            assert_eq!(waits(&polled, begin, ms), is_held_up, "{ms}");
+        }
     }
 
     #[test]
@@ -292,7 +309,7 @@ mod tests {
         let polled = Polled::default();
         let begin = Instant::now();
         for ms in [0, 10, 20, 100] {
-            assert_eq!(waits(&polled, begin, ms), None, "{ms}");
+            assert!(!waits(&polled, begin, ms), "{ms}");
         }
     }
 
@@ -301,9 +318,9 @@ mod tests {
         let polled = Polled::default();
         polled.is_dispatcher();
         let begin = Instant::now();
-        assert_eq!(polled.begin(INSTANCE, Reader::current(), begin).map(|_| ()), None);
+        assert!(polled.begin(INSTANCE, Reader::current(), begin).is_none());
         polled.note(INSTANCE, Reader::current(), false, begin);
-        assert_eq!(polled.begin(INSTANCE, Reader::current(), begin).map(|_| ()), None);
+        assert!(polled.begin(INSTANCE, Reader::current(), begin).is_none());
     }
 
     #[tokio::test]
@@ -313,15 +330,51 @@ mod tests {
         polled.was_read(INSTANCE, &[]);
         let mut waiting = Box::pin(polled.wait(INSTANCE, false));
         assert!((&mut waiting).now_or_never().is_none());
-        polled.has_ended("another");
+        polled.has_ended("another", None);
         assert!((&mut waiting).now_or_never().is_none());
-        polled.has_ended(INSTANCE);
+        polled.has_ended(INSTANCE, None);
         assert!((&mut waiting).now_or_never().is_some());
         drop(waiting);
 
         // It came between two reads.
         polled.was_read(INSTANCE, &[]);
         assert!(polled.wait(INSTANCE, false).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn only_who_waited_before_the_end_is_told_of_it() {
+        let polled = Polled::default();
+        let begin = Instant::now();
+        assert!(!waits(&polled, begin, 0));
+        assert!(!polled.is_awaited(INSTANCE));
+        let before = polled.begin(INSTANCE, reader(), after(begin, 2)).expect("waits");
+        assert!(polled.is_awaited(INSTANCE));
+        let meanwhile = polled.begin(INSTANCE, reader(), after(begin, 4)).expect("waits");
+        let gone = polled.begin(INSTANCE, reader(), after(begin, 5)).expect("waits");
+        drop(gone);
+        let ended = Ended {
+            history: Arc::default(),
+            status: None,
+            since: after(begin, 3),
+        };
+        polled.has_ended(INSTANCE, Some(ended));
+        assert!(before.await.expect("told").is_some());
+        assert!(
+            meanwhile.await.expect("told").is_none(),
+            "it may be older than the read"
+        );
+        assert!(!polled.is_awaited(INSTANCE));
+    }
+
+    #[test]
+    fn nobody_waits_who_went_away() {
+        let polled = Polled::default();
+        let begin = Instant::now();
+        for ms in [0, 2, 4, 6] {
+            waits(&polled, begin, ms);
+        }
+        assert!(!polled.is_awaited(INSTANCE));
+        assert!(polled.lock().instances[INSTANCE].waiting.len() <= 1);
     }
 
     #[test]

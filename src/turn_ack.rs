@@ -10,6 +10,7 @@ use crate::batch;
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::history::Events;
+use crate::instances::{CustomStatus, status_along};
 use crate::kv::KvChanges;
 use crate::token::TurnToken;
 use crate::work_item::{Activities, Messages};
@@ -36,6 +37,8 @@ pub(crate) struct TurnAck {
     pub(crate) parent: Option<String>,
     pub(crate) pinned_version: Option<i64>,
     pub(crate) custom_status: Option<Option<String>>,
+    /// Somebody waits for the end that this turn is.
+    pub(crate) tells_end: bool,
 }
 
 /// Activities to cancel, column by column.
@@ -53,8 +56,11 @@ pub(crate) struct TurnAnswer {
     pub(crate) due_ms: Option<i64>,
     /// Of those activities of the call that were handed over, the row; with the first answer.
     pub(crate) handed: Vec<(Uuid, i64)>,
-    /// If this process has all of the turn's history in memory, and something was handed over.
+    /// If this process has all of the turn's history in memory, and something was handed over; or if it is the end that somebody waits for, and nothing
+    /// follows in the history.
     pub(crate) history_epoch: Option<i64>,
+    /// The custom status, if that came along: only with the end that somebody waits for.
+    pub(crate) status: Option<Option<CustomStatus>>,
 }
 
 impl TurnAnswer {
@@ -66,6 +72,7 @@ impl TurnAnswer {
                 due_ms: row.try_get("due_ms")?,
                 handed: handed(row)?.collect(),
                 history_epoch: row.try_get("history_epoch")?,
+                status: status_along(row)?,
             })
         };
         rows.iter().map(answer).collect()
@@ -153,6 +160,7 @@ impl TurnAck {
                 }
                 _ => None,
             }),
+            tells_end: false,
         })
     }
 
@@ -254,6 +262,7 @@ impl<'a> Columns<'a> {
             &ack.messages.visible_at_ms,
             &ack.messages.items,
             &self.targets,
+            &ack.tells_end,
         ]
     }
 }

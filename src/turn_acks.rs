@@ -52,6 +52,7 @@ pub(crate) struct TurnAcks<'a> {
     message_visible_at_ms: Vec<Option<i64>>,
     message_items: Vec<&'a str>,
     targets: Vec<&'a str>,
+    tells_end: Vec<bool>,
 }
 
 impl<'a> TurnAcks<'a> {
@@ -138,6 +139,7 @@ impl<'a> TurnAcks<'a> {
         self.message_visible_at_ms.extend(&messages.visible_at_ms);
 
         self.targets.extend(ack.targets());
+        self.tells_end.push(ack.tells_end);
     }
 
     /// In the order of the function's parameters.
@@ -185,6 +187,7 @@ impl<'a> TurnAcks<'a> {
             &self.message_visible_at_ms,
             &self.message_items,
             &self.targets,
+            &self.tells_end,
         ]
     }
 }

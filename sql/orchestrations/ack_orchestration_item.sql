@@ -3,12 +3,14 @@
 -- p_activity_leases: an id for each activity. p_activity_lease_ms: not NULL for one that somebody waits for: it is put into the queue
 -- already leased, for so long.
 -- p_targets: the instances, other than the turn's own, that it sends messages to or names as its parent.
+-- p_tells_end: somebody waits for the end that this turn is.
 -- Returns done:
 --   true   committed
 --   NULL   the same call (p_ack_id) had already committed; activities that it leased are given back
 --   false  the lease has expired or is somebody else's; nothing was done
 -- due_ms until the earliest orchestration message that it left or sent is due, NULL when there is none; handed_leases and
 -- handed_ids, the rows of the activities that are leased; and, if there are any and p_node has all of the history in memory, its history_epoch.
+-- With p_tells_end also its history_epoch, if these events are the last of its history, and the custom status, as read says it.
 -- Many turns at once: ack_orchestration_items. What differs is that here every statement is about one row where it can be.
 -- Locks, in the one order of sql/README.md: in-flight marks, mailboxes by instance id (own and targets),
 -- worker rows by key; last, tries the proof of next_available_at.
@@ -50,18 +52,22 @@ create or replace function ack_orchestration_item(
     p_message_kinds          "char"[],
     p_message_visible_at_ms  bigint[],
     p_message_items          text[],
-    p_targets                text[]
+    p_targets                text[],
+    p_tells_end              boolean default false
 ) returns table (
-    done           boolean,
-    due_ms         bigint,
-    handed_leases  uuid[],
-    handed_ids     bigint[],
-    history_epoch  bigint
+    done                  boolean,
+    due_ms                bigint,
+    handed_leases         uuid[],
+    handed_ids            bigint[],
+    history_epoch         bigint,
+    custom_status         text,
+    custom_status_version bigint
 )
 language plpgsql
 as $$
 #variable_conflict use_column
 declare
+    c_max_status_bytes constant integer := 1024;
     v_ends       constant boolean := coalesce(p_status in ('Completed', 'Failed', 'ContinuedAsNew'), false);
     v_now        timestamptz;
     v_visible_at timestamptz[];
@@ -72,6 +78,7 @@ declare
     v_id         bigint;
     v_kept       boolean;
     v_has_kv     boolean;
+    v_proved     boolean;
     v_next       timestamptz;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -270,9 +277,27 @@ begin
             history_epoch := v_box.history_epoch;
         end if;
     end if;
-    v_next := next_available_at(p_instance_id);
+    if p_tells_end then
+        select case when not exists (select from history as h
+                                      where h.instance_id = p_instance_id
+                                        and h.execution_id = p_execution_id
+                                        and h.event_id > p_last_event_id) then v_box.history_epoch end,
+               case when octet_length(i.custom_status) <= c_max_status_bytes then i.custom_status end,
+               case when octet_length(i.custom_status) > c_max_status_bytes then -1 else i.custom_status_version end
+          into history_epoch, custom_status, custom_status_version
+          from instances as i
+         where i.instance_id = p_instance_id;
+    end if;
+    -- As next_available_at: first the proof, then, in a statement of its own, the look.
+    v_proved := pg_try_advisory_xact_lock(schema_key(), mailbox_key(p_instance_id));
     update mailboxes as m
-       set available_at = v_next,
+       set available_at = case when v_proved
+                               then coalesce((select q.visible_at
+                                                from orchestrator_queue as q
+                                               where q.instance_id = p_instance_id
+                                               order by q.visible_at
+                                               limit 1), 'infinity')
+                               else v_now end,
            lease = null,
            claimed_ids = null,
            claimed_until = null,
@@ -282,7 +307,8 @@ begin
            cached_by = case when v_kept then p_node end,
            cached_execution_id = p_execution_id,
            cached_event_id = coalesce(p_last_event_id, v_box.cached_event_id)
-     where m.instance_id = p_instance_id;
+     where m.instance_id = p_instance_id
+    returning m.available_at into v_next;
     done := true;
     due_ms := ms_between(v_now, least(v_next, v_due_at));
     return next;

@@ -1,7 +1,7 @@
 -- Commits turns as ack_orchestration_item does, each turn all or nothing, and all turns of one call in one transaction.
 -- One element a turn in the first arrays; an element of the others says in its p_…_turns to which turn it belongs,
 -- counted from 1. Returns one row a turn, in their order; due_ms is that of the earliest of all, handed_leases and handed_ids come with
--- the first row.
+-- the first row; a custom status means nothing where p_tells_end was not asked for.
 -- Locks, in the one order of sql/README.md: in-flight marks, mailboxes by instance id (own and targets),
 -- worker rows by key; last, tries the proof of next_available_at.
 -- Raises DX007, 23505 on history_pkey (an event id that exists).
@@ -47,18 +47,22 @@ create or replace function ack_orchestration_items(
     p_message_kinds          "char"[],
     p_message_visible_at_ms  bigint[],
     p_message_items          text[],
-    p_targets                text[]
+    p_targets                text[],
+    p_tells_end              boolean[] default '{}'
 ) returns table (
-    done           boolean,
-    due_ms         bigint,
-    handed_leases  uuid[],
-    handed_ids     bigint[],
-    history_epoch  bigint
+    done                  boolean,
+    due_ms                bigint,
+    handed_leases         uuid[],
+    handed_ids            bigint[],
+    history_epoch         bigint,
+    custom_status         text,
+    custom_status_version bigint
 )
 language plpgsql
 as $$
 #variable_conflict use_column
 declare
+    c_max_status_bytes constant integer := 1024;
     v_now        timestamptz;
     v_visible_at timestamptz[];
     v_due_at     timestamptz;
@@ -70,8 +74,11 @@ declare
     v_ends       boolean;
     v_terminal   constant text[] := array['Completed', 'Failed', 'ContinuedAsNew'];
     v_proved     boolean[];
+    v_position   integer;
     v_ended      integer[];
     v_epochs     bigint[];
+    v_statuses   text[];
+    v_versions   bigint[];
     v_next       timestamptz;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -277,7 +284,7 @@ begin
           from unnest(v_turns) as t (turn)
          where m.instance_id = p_instance_ids[t.turn]
         returning m.available_at, t.turn,
-                  case when m.cached_by is not null and handed_ids is not null
+                  case when (p_tells_end[t.turn] or (m.cached_by is not null and handed_ids is not null))
                         and not exists (select from history as h
                                          where h.instance_id = m.instance_id
                                            and h.execution_id = m.cached_execution_id
@@ -285,29 +292,29 @@ begin
                        then m.history_epoch end as history_epoch
     )
     select min(e.available_at), array_agg(e.turn), array_agg(e.history_epoch) into v_next, v_ended, v_epochs from ended as e;
+    if true = any (p_tells_end) then
+        select array_agg(case when octet_length(i.custom_status) <= c_max_status_bytes then i.custom_status end order by t.position),
+               array_agg(case when octet_length(i.custom_status) > c_max_status_bytes then -1
+                              else i.custom_status_version end order by t.position)
+          into v_statuses, v_versions
+          from unnest(v_ended) with ordinality as t (turn, position)
+          left join instances as i on i.instance_id = p_instance_ids[t.turn];
+    end if;
     due_ms := ms_between(v_now, least(v_next, v_due_at));
 
-    if cardinality(v_turns) = cardinality(p_instance_ids) then
+    for v_turn in 1 .. cardinality(p_instance_ids) loop
+        v_position := array_position(v_ended, v_turn);
         done := true;
-        for v_turn in 1 .. cardinality(v_turns) loop
-            history_epoch := v_epochs[array_position(v_ended, v_turn)];
-            return next;
-            handed_leases := null;
-            handed_ids := null;
-        end loop;
-        return;
-    end if;
-    for done, history_epoch in
-        select case when t.turn = any (v_turns) then true
-                    when not exists (select from history as h
-                                      where h.instance_id = t.instance_id
-                                        and h.execution_id = p_execution_ids[t.turn]
-                                        and h.event_id = p_first_event_ids[t.turn]
-                                        and h.ack_id = p_ack_ids[t.turn]) then false end,
-               v_epochs[array_position(v_ended, t.turn::integer)]
-          from unnest(p_instance_ids) with ordinality as t (instance_id, turn)
-         order by t.turn
-    loop
+        if v_position is null then
+            done := case when not exists (select from history as h
+                                           where h.instance_id = p_instance_ids[v_turn]
+                                             and h.execution_id = p_execution_ids[v_turn]
+                                             and h.event_id = p_first_event_ids[v_turn]
+                                             and h.ack_id = p_ack_ids[v_turn]) then false end;
+        end if;
+        history_epoch := v_epochs[v_position];
+        custom_status := v_statuses[v_position];
+        custom_status_version := v_versions[v_position];
         return next;
         handed_leases := null;
         handed_ids := null;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use duroxide::providers::Provider;
 use duroxide::runtime::registry::ActivityRegistry;
 use duroxide::runtime::{OrchestrationStatus, Runtime, RuntimeOptions};
-use duroxide::{ActivityContext, Client, OrchestrationContext, OrchestrationRegistry};
+use duroxide::{ActivityContext, Client, EventKind, OrchestrationContext, OrchestrationRegistry};
 
-use super::SOON;
+use super::{SOON, eventually};
 use crate::batching::World;
 
 const READ: &str = ".read(";
@@ -64,5 +65,89 @@ async fn whoever_waits_for_an_end_here_asks_seldom() {
         }
         assert!(fewest < 9, "{fewest} reads");
     }
+    runtime.shutdown(None).await;
+}
+
+/// A status, and then a short activity.
+fn with_status() -> OrchestrationRegistry {
+    OrchestrationRegistry::builder()
+        .register("Status", |context: OrchestrationContext, input: String| async move {
+            context.set_custom_status("half-way");
+            context.schedule_activity("Short", input).await
+        })
+        .build()
+}
+
+/// The ack of the last turn tells whoever waits for it: after the read that shows that somebody waits there is no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_an_end_here_is_told_of_it() {
+    let world = World::new().await;
+    let short = ActivityRegistry::builder()
+        .register("Short", |_: ActivityContext, input: String| async move {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            Ok(input)
+        })
+        .build();
+    let runtime = Runtime::start_with_store(world.provider.clone(), short, with_status()).await;
+    let client = Client::new(world.provider.clone());
+    let mut fewest = usize::MAX;
+    // On a busy machine it may take longer, and the first two reads may be too far apart to show that somebody polls.
+    for attempt in 0..20 {
+        let instance = format!("i-{attempt}");
+        let started = client.start_orchestration(&instance, "Status", "done").await;
+        started.expect("start");
+        let before = world.proxy.calls_of(READ);
+        let (waiting, awaited) = (client.clone(), instance.clone());
+        let status = tokio::spawn(async move { waiting.wait_for_orchestration(&awaited, SOON).await });
+        let status = status.await.expect("no panic").expect("status");
+        fewest = fewest.min(world.proxy.calls_of(READ) - before);
+        let OrchestrationStatus::Completed {
+            output,
+            custom_status,
+            custom_status_version,
+        } = status
+        else {
+            panic!("{status:?}");
+        };
+        assert_eq!(
+            (output.as_str(), custom_status.as_deref(), custom_status_version),
+            ("done", Some("half-way"), 1)
+        );
+        if fewest == 1 {
+            break;
+        }
+    }
+    assert_eq!(fewest, 1);
+    runtime.shutdown(None).await;
+}
+
+/// What a process has in memory is not what the database has: then that is asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_an_end_is_told_what_the_database_has() {
+    let world = World::new().await;
+    let runtime = Runtime::start_with_store(world.provider.clone(), activities(), orchestrations()).await;
+    let client = Client::new(world.provider.clone());
+    client.start_orchestration("i", "Slow", "done").await.expect("start");
+    let provider = world.provider.clone();
+    let waiting = tokio::spawn(async move {
+        loop {
+            let history = provider.read("i").await.expect("read");
+            let last = history.last().map(|event| event.kind.clone());
+            if matches!(last, Some(EventKind::OrchestrationCompleted { .. })) {
+                return history;
+            }
+        }
+    });
+    eventually("the first turn", || async {
+        let history = "select count(*) from history where event_id = 1";
+        (world.number(history, &[]).await == 1).then_some(())
+    })
+    .await;
+    let changed =
+        "update history set event_data = regexp_replace(event_data, '\"timestamp_ms\":\\d+', '\"timestamp_ms\":7')";
+    world.execute(changed, &[]).await;
+    let history = tokio::time::timeout(SOON, waiting).await;
+    let history = history.expect("in time").expect("no panic");
+    assert_eq!(history[0].timestamp_ms, 7, "{history:?}");
     runtime.shutdown(None).await;
 }
