@@ -3,7 +3,7 @@
 -- and how many of the instances that are due now somebody should look for, those claimed here included.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances that it completes activities of are claimed as well, if that can
 -- be had at once and they have no other activities; the other rows are theirs, as of fetch_orchestration_item. The other p_turn_…,
--- p_min_version, p_max_version and p_node: for claim_turns.
+-- p_min_version, p_max_version and p_node: for claim_idle_turn, where they are of one instance that is idle, and claim_turns.
 -- p_rest_ms: how long an instance rests that has other activities, unless the last of them ends before. resting, in the first row, is how
 -- many do: those need nobody to look for them now.
 -- Locks, in the one order of sql/README.md: in-flight marks, idle mailboxes, worker rows, sessions; last, tries the mailboxes of the turns.
@@ -48,8 +48,11 @@ as $$
 declare
     -- Up to here several small statements for each cost less than starting large ones.
     c_few      constant integer := 6;
+    -- What one turn takes at most: beyond that, claim_turn decides.
+    c_max_message_bytes constant integer := 16777216;
     v_now      timestamptz;
     v_due_at   timestamptz;
+    v_sent_at  timestamptz;
     v_target   text;
     v_targets  text[] := '{}'::text[];
     v_times    timestamptz[] := '{}'::timestamptz[];
@@ -57,6 +60,12 @@ declare
     v_resting  text[] := '{}'::text[];
     v_few      boolean := cardinality(p_ids) <= c_few;
     v_own      boolean;
+    v_marked   boolean;
+    v_is_idle  boolean := false;
+    v_box      record;
+    v_id       bigint;
+    v_ids      bigint[] := '{}'::bigint[];
+    v_messages text[] := '{}'::text[];
     v_done     bigint[];
     v_sessions text[];
     v_session  text;
@@ -95,7 +104,24 @@ begin
     if v_targets <> '{}' then
         -- Before it is known which of them count, for the sake of the lock order. Waking an instance for
         -- nothing costs one look at it.
-        v_due := wake_mailboxes(v_targets, v_times, mark_in_flight(v_targets), p_node);
+        v_marked := mark_in_flight(v_targets);
+        if p_turn_limit > 0 and v_few and cardinality(v_targets) = 1 and v_resting = '{}' then
+            -- The usual end of a step. An instance that is idle, and stays so while its mailbox is locked, gets these messages and no others.
+            select m.history_epoch, m.cached_execution_id, m.cached_event_id
+              into v_box
+              from mailboxes as m
+             where m.instance_id = v_targets[1]
+               and m.lease is null
+               and m.available_at = 'infinity'
+               and m.cached_by = p_node
+               and (m.pinned_version = -1 or m.pinned_version between p_min_version and p_max_version)
+               and octet_length(array_to_string(p_completions, '')) < c_max_message_bytes
+               for update;
+            v_is_idle := found;
+        end if;
+        if not v_is_idle then
+            v_due := wake_mailboxes(v_targets, v_times, v_marked, p_node);
+        end if;
         if v_resting <> '{}' then
             v_due := array(select d.instance_id from unnest(v_due) as d (instance_id) where d.instance_id <> all (v_resting));
         end if;
@@ -115,6 +141,7 @@ begin
                and w.id = p_ids[v_position]
                for update;
             v_now := clock_timestamp();
+            v_sent_at := coalesce(v_sent_at, v_now);
             v_own := coalesce(v_row.lease = p_leases[v_position] and v_row.available_at > v_now, false);
             done := done || v_own;
             continue when not v_own;
@@ -125,7 +152,10 @@ begin
                and w.id = p_ids[v_position];
             if p_completion_instance_ids[v_position] is not null then
                 insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-                values (p_completion_instance_ids[v_position], v_now, 'm', p_completions[v_position]);
+                values (p_completion_instance_ids[v_position], v_sent_at, 'm', p_completions[v_position])
+                returning id into v_id;
+                v_ids := v_ids || v_id;
+                v_messages := v_messages || p_completions[v_position];
             end if;
             if v_row.session_id <> '' then
                 v_sessions := v_sessions || v_row.session_id;
@@ -175,6 +205,9 @@ begin
         end loop;
     end if;
 
+    if v_is_idle and v_ids <> '{}' then
+        v_due := v_targets;
+    end if;
     to_look_for := cardinality(v_due);
     resting := cardinality(v_resting);
     return next;
@@ -186,8 +219,20 @@ begin
         v_due := array(select d.instance_id
                          from unnest(v_due) as d (instance_id)
                         where not exists (select from worker_queue as w where w.instance_id = d.instance_id));
+        if v_is_idle and v_due = '{}' then
+            update mailboxes as m set available_at = v_sent_at where m.instance_id = v_targets[1];
+        end if;
     end if;
-    if p_turn_limit > 0 and v_due <> '{}' then
+    if v_is_idle and v_due <> '{}' then
+        for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
+            history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
+            select t.*
+              from claim_idle_turn(v_targets[1], p_turn_leases[1], p_turn_lock_timeout_ms, v_ids, v_messages, v_sent_at,
+                                   v_box.history_epoch, v_box.cached_execution_id, v_box.cached_event_id) as t
+        loop
+            return next;
+        end loop;
+    elsif p_turn_limit > 0 and v_due <> '{}' then
         for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
             history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
             select t.*

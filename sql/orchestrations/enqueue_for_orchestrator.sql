@@ -3,7 +3,7 @@
 -- hidden by the database clock; both NULL: visible at once.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances are claimed as well, if that can be had at once; the rows are
 -- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns; instances that begin here
--- need none of its looks. p_turn_instance_ids: those that messages make due at once, each one once.
+-- need none of its looks, nor does one that is idle (claim_idle_turn). p_turn_instance_ids: those that messages make due at once, each one once.
 -- With the first row: how many of the instances somebody should look for, those claimed here included.
 -- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007; with turns 23505, when
 -- somebody else has just made one of the mailboxes: nothing was done.
@@ -47,10 +47,11 @@ declare
     v_now        timestamptz;
     v_at_once    boolean;
     v_many       boolean;
+    v_is_idle    boolean;
     v_visible_at timestamptz[];
     v_due        text[];
     v_ids        bigint[];
-    v_work_items text[];
+    v_box        record;
     v_epochs     bigint[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -77,10 +78,9 @@ begin
     if v_many then
         v_many := not exists (select
                                 from unnest(p_turn_instance_ids) as t (instance_id)
-                               cross join lateral (select from mailboxes as m where m.instance_id = t.instance_id limit 1) as m)
-              and not exists (select
-                                from unnest(p_turn_instance_ids) as t (instance_id)
-                               cross join lateral (select from history as h where h.instance_id = t.instance_id limit 1) as h);
+                               cross join lateral ((select from mailboxes as m where m.instance_id = t.instance_id limit 1)
+                                                   union all
+                                                   (select from history as h where h.instance_id = t.instance_id limit 1)) as k);
     end if;
     if v_many then
         -- The same for many. Should one have come into being since: 23505, and the caller does without turns.
@@ -88,12 +88,11 @@ begin
             insert into orchestrator_queue as q (instance_id, visible_at, kind, work_item)
             select t.instance_id, v_now, 's', t.work_item
               from unnest(p_instance_ids, p_work_items) as t (instance_id, work_item)
-            returning q.instance_id, q.id, q.work_item
+            returning q.instance_id, q.id
         )
-        select array_agg(q.id order by q.position), array_agg(q.work_item order by q.position)
-          into v_ids, v_work_items
-          from (select q.id, q.work_item, array_position(p_turn_instance_ids, q.instance_id) as position
-                  from queued as q) as q;
+        select array_agg(q.id order by array_position(p_turn_instance_ids, q.instance_id))
+          into v_ids
+          from queued as q;
         with born as (
             insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
                                         cached_by, cached_execution_id, cached_event_id)
@@ -121,7 +120,7 @@ begin
         for v_position in 1 .. least(p_turn_limit, cardinality(v_ids)) loop
             instance_id := p_turn_instance_ids[v_position];
             lease := p_turn_leases[v_position];
-            messages := array[v_work_items[v_position]];
+            messages := array[p_work_items[array_position(p_instance_ids, instance_id)]];
             history_epoch := v_epochs[v_position];
             return next;
             to_look_for := null;
@@ -151,6 +150,36 @@ begin
                 return next;
                 return;
             end if;
+        end if;
+    elsif p_turn_limit > 0 and v_at_once and cardinality(p_instance_ids) = 1 and octet_length(p_work_items[1]) < c_max_message_bytes then
+        -- A message for an instance that is idle, and stays so while its mailbox is locked: it is all there is to a turn.
+        select m.history_epoch, m.cached_execution_id, m.cached_event_id
+          into v_box
+          from mailboxes as m
+         where m.instance_id = p_instance_ids[1]
+           and m.lease is null
+           and m.available_at = 'infinity'
+           and m.cached_by = p_node
+           and (m.pinned_version = -1 or m.pinned_version between p_min_version and p_max_version)
+           for update;
+        v_is_idle := found;
+        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+        values (p_instance_ids[1], v_now, p_kinds[1], p_work_items[1])
+        returning id into v_id;
+        if v_is_idle then
+            to_look_for := 1;
+            for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
+                history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
+                select t.*
+                  from claim_idle_turn(p_instance_ids[1], p_turn_leases[1], p_turn_lock_timeout_ms,
+                                       array[v_id], p_work_items, v_now,
+                                       v_box.history_epoch, v_box.cached_execution_id, v_box.cached_event_id) as t
+            loop
+                return next;
+                return;
+            end loop;
+            return next;
+            return;
         end if;
     else
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)

@@ -1,5 +1,6 @@
 //! What meets somebody who waits in its own process is handed over by the call that makes it: nobody looks for it.
 
+mod idle;
 mod starts;
 mod trouble;
 
