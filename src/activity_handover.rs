@@ -127,6 +127,8 @@ impl<'a> ActivityHandover<'a> {
         let rows = answers.iter().flat_map(|answer| answer.handed.iter().copied());
         let history = |position: usize| {
             let (ack, answer) = (&acks[turns[position]], answers.get(turns[position])?);
+            // Of a last turn nothing stays in memory.
+            ack.node?;
             let (epoch, last_event_id) = answer.history_epoch.zip(ack.last_event_id())?;
             Some((
                 ack.token.instance_id.clone(),

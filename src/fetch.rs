@@ -76,13 +76,13 @@ impl Inner {
         let poll_timeout = self.waits(poll_timeout);
         let now = Instant::now();
         let impatient = poll_timeout.is_zero();
-        // Who does not wait is answered by the look that is sent for it.
+        // Who does not wait is answered by the look that is sent for it, as a rule.
         let timeout = if impatient { UNTIL_ANSWERED } else { poll_timeout };
         let mut deadline = now.checked_add(timeout).unwrap_or(now + UNTIL_ANSWERED);
         // Who waits no longer than that would not see what goes back meanwhile.
         let sees_all = poll_timeout <= RETURNING;
-        let end = now + IN_HAND;
-        let register = || R::line(self).register(self, request, impatient, sees_all && Instant::now() < end);
+        let end = now + if impatient { IN_HAND } else { RETURNING };
+        let register = || R::line(self).register(self, request, now, impatient, sees_all && Instant::now() < end);
         let registered = self.going_back.until(end, register).await;
         let Some(Registered {
             place,

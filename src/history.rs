@@ -125,7 +125,9 @@ impl Inner {
         if self.runs_turns()
             && let Some(ended) = self.polled.wait(instance, self.waker.has_company()).await
         {
-            metrics::cache_lookup("hit");
+            if self.cache.is_enabled() {
+                metrics::cache_lookup("hit");
+            }
             return Ok(self.was_read(instance, Arc::unwrap_or_clone(ended.history), ended.status));
         }
         let request = Arc::new(ReadRequest {

@@ -185,12 +185,13 @@ impl<R: Request> Line<R> {
         self.lock().get(request).map_or(0, |group| group.waiters.len())
     }
 
-    /// What is kept for those who ask for this answers at once. `sees_all`: nothing of what is in this process's hands must be hidden from
+    /// What is kept for those who ask for this answers at once. `since`: when the caller came. `sees_all`: nothing of what is in this process's hands must be hidden from
     /// its look; None if something is still on its way to those who ask for something else, or back to the queue.
     pub(crate) fn register<'a>(
         &self,
         inner: &'a Inner,
         request: &'a R,
+        since: Instant,
         impatient: bool,
         sees_all: bool,
     ) -> Option<Registered<'a, R>> {
@@ -223,7 +224,8 @@ impl<R: Request> Line<R> {
                 id,
                 span,
                 impatient,
-                since: now,
+                since,
+                put_off: None,
                 look: None,
                 answer,
             }),

@@ -2,7 +2,7 @@
 //!
 //! `Client::wait_for_orchestration` reads a history twice in a row, and then again and again with growing pauses, until it has
 //! ended. Most end in the very process that waits for them. So a read that is one of such a series waits until that happens, for
-//! about 100 ms at most, and is told of the end by the ack that brings it (`ended.rs`). Otherwise it asks the database only then, together with others: its
+//! about as long as the series lasts already, and is told of the end by the ack that brings it (`ended.rs`). Otherwise it asks the database only then, together with others: its
 //! answer is as fresh as any, and whoever waits hears of the end at once, by a few reads instead of a dozen. Where there are other processes the
 //! orchestration may end there, so it waits for about 20 ms; in one that runs no turns, not at all.
 
@@ -20,10 +20,10 @@ use crate::ended::Ended;
 /// Who reads once more within this time asks for nothing new: it polls.
 const AT_ONCE: Duration = Duration::from_millis(2);
 /// Who has not read for so long does not, or no longer. The client's longest pause is 100 ms.
-const GIVEN_UP: Duration = Duration::from_millis(200);
-/// How long one read waits where the end may come in another process, and where it hardly can.
-const IN_COMPANY: Duration = Duration::from_millis(20);
-const ALONE: Duration = Duration::from_millis(100);
+const GIVEN_UP: Duration = Duration::from_millis(300);
+/// How long one read waits.
+const SHORTEST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_millis(100);
 /// All that wait stop it at multiples of this.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// Beyond these, those are swept who have given up.
@@ -67,6 +67,9 @@ struct Instance {
     swept: usize,
 }
 
+/// The end, and what it is if that is known.
+type Comes = oneshot::Receiver<Option<Ended>>;
+
 /// A read that waits for the end.
 struct Waiting {
     since: Instant,
@@ -74,6 +77,7 @@ struct Waiting {
 }
 
 struct Series {
+    begun: Instant,
     /// The end of the last read, or the beginning of the first.
     last: Instant,
     is_first: bool,
@@ -86,6 +90,7 @@ struct Series {
 impl Series {
     fn new(now: Instant) -> Self {
         Self {
+            begun: now,
             last: now,
             is_first: true,
             repeated: false,
@@ -130,8 +135,8 @@ impl Polled {
     /// come in another process.
     pub(crate) async fn wait(&self, instance: &str, in_company: bool) -> Option<Ended> {
         let now = Instant::now();
-        let end = self.begin(instance, Reader::current(), now)?;
-        let limit = self.together(now, if in_company { IN_COMPANY } else { ALONE });
+        let (end, limit) = self.begin(instance, Reader::current(), now)?;
+        let limit = self.together(now, if in_company { SHORTEST } else { limit });
         tokio::time::timeout(limit, end).await.ok()?.ok()?
     }
 
@@ -142,8 +147,8 @@ impl Polled {
         TOGETHER.mul_f64(steps).saturating_sub(elapsed)
     }
 
-    /// What to wait for, if anything.
-    fn begin(&self, instance: &str, reader: Reader, now: Instant) -> Option<oneshot::Receiver<Option<Ended>>> {
+    /// What to wait for, and how long, if anything.
+    fn begin(&self, instance: &str, reader: Reader, now: Instant) -> Option<(Comes, Duration)> {
         if self.dispatchers().contains(&reader) {
             return None;
         }
@@ -161,6 +166,10 @@ impl Polled {
             polled.readers.retain(|_, series| series.goes_on(now));
             polled.swept = polled.readers.len();
         }
+        if polled.has_ended && !polled.readers.values().any(|series| series.goes_on(now)) {
+            // Nobody has read of that end. It may have been started anew.
+            *polled = Instance::default();
+        }
         let series = polled.readers.entry(reader).or_insert_with(|| Series::new(now));
         let is_at_once = !series.is_first && now < series.last + AT_ONCE;
         if !series.goes_on(now) || !(series.repeated || is_at_once) {
@@ -168,13 +177,14 @@ impl Polled {
             return None;
         }
         series.repeated = true;
+        let limit = now.duration_since(series.begun).clamp(SHORTEST, LONGEST);
         if polled.has_ended {
             return None;
         }
         let (end, comes) = oneshot::channel();
         polled.waiting.retain(|waiting| !waiting.end.is_closed());
         polled.waiting.push(Waiting { since: now, end });
-        Some(comes)
+        Some((comes, limit))
     }
 
     /// Whether somebody waits for the end of an instance.
@@ -216,7 +226,7 @@ impl Polled {
         {
             series.statuses += 1;
             if series.statuses > 1 {
-                (series.repeated, series.is_first) = (false, true);
+                (series.repeated, series.is_first, series.begun) = (false, true, series.last);
             }
         }
     }
@@ -262,28 +272,28 @@ mod tests {
         begin + Duration::from_millis(ms)
     }
 
-    /// Whether the read that begins then waits; it ends a millisecond later, or after having waited.
-    fn waits(polled: &Polled, begin: Instant, ms: u64) -> bool {
-        let waits = polled.begin(INSTANCE, reader(), after(begin, ms)).is_some();
-        let limit = if waits { ALONE } else { Duration::ZERO };
-        polled.note(INSTANCE, reader(), false, after(begin, ms + 1) + limit);
-        waits
+    /// How long the read that begins then waits, in milliseconds; it ends a millisecond after that.
+    fn waits(polled: &Polled, begin: Instant, ms: u64) -> Option<u128> {
+        let limit = polled
+            .begin(INSTANCE, reader(), after(begin, ms))
+            .map(|(_, limit)| limit);
+        let end = after(begin, ms + 1) + limit.unwrap_or_default();
+        polled.note(INSTANCE, reader(), false, end);
+        limit.map(|limit| limit.as_millis())
     }
 
     #[test]
-    fn who_reads_twice_in_a_row_polls_and_waits_until_it_gives_up() {
+    fn who_reads_twice_in_a_row_polls_and_waits_longer_and_longer() {
         let polled = Polled::default();
         let begin = Instant::now();
-        for (ms, is_held_up) in [
-            (0, false),
-            (2, true),
-            (109, true),
-            (309, true),
-            (610, false),
-            (611, true),
-        ] {
-            assert_eq!(waits(&polled, begin, ms), is_held_up, "{ms}");
-        }
+        assert_eq!(waits(&polled, begin, 0), None);
+        assert_eq!(waits(&polled, begin, 2), Some(20));
+        assert_eq!(waits(&polled, begin, 28), Some(28));
+        assert_eq!(waits(&polled, begin, 67), Some(67));
+        assert_eq!(waits(&polled, begin, 155), Some(100));
+        // It has given up meanwhile.
+        assert_eq!(waits(&polled, begin, 556), None);
+        assert_eq!(waits(&polled, begin, 557), Some(20));
     }
 
     #[test]
@@ -309,7 +319,7 @@ mod tests {
         let polled = Polled::default();
         let begin = Instant::now();
         for ms in [0, 10, 20, 100] {
-            assert!(!waits(&polled, begin, ms), "{ms}");
+            assert_eq!(waits(&polled, begin, ms), None, "{ms}");
         }
     }
 
@@ -345,12 +355,12 @@ mod tests {
     async fn only_who_waited_before_the_end_is_told_of_it() {
         let polled = Polled::default();
         let begin = Instant::now();
-        assert!(!waits(&polled, begin, 0));
+        assert_eq!(waits(&polled, begin, 0), None);
         assert!(!polled.is_awaited(INSTANCE));
-        let before = polled.begin(INSTANCE, reader(), after(begin, 2)).expect("waits");
+        let (before, _) = polled.begin(INSTANCE, reader(), after(begin, 2)).expect("waits");
         assert!(polled.is_awaited(INSTANCE));
-        let meanwhile = polled.begin(INSTANCE, reader(), after(begin, 4)).expect("waits");
-        let gone = polled.begin(INSTANCE, reader(), after(begin, 5)).expect("waits");
+        let (meanwhile, _) = polled.begin(INSTANCE, reader(), after(begin, 4)).expect("waits");
+        let (gone, _) = polled.begin(INSTANCE, reader(), after(begin, 5)).expect("waits");
         drop(gone);
         let ended = Ended {
             history: Arc::default(),
@@ -364,6 +374,17 @@ mod tests {
             "it may be older than the read"
         );
         assert!(!polled.is_awaited(INSTANCE));
+    }
+
+    #[test]
+    fn an_end_that_nobody_read_of_does_not_count_for_the_next() {
+        let polled = Polled::default();
+        let begin = Instant::now();
+        waits(&polled, begin, 0);
+        polled.has_ended(INSTANCE, None);
+        assert_eq!(waits(&polled, begin, 2), None, "it has ended");
+        assert_eq!(waits(&polled, begin, 1000), None);
+        assert_eq!(waits(&polled, begin, 1002), Some(20));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::token::TurnToken;
 use crate::turn::{Fetched, Turn};
 use crate::wake::Queue;
 
-/// Turns that a call under way may bring, as `claim_turns` grants them.
+/// Turns that a call under way may bring, as `claim_turns` and `claim_idle_turn` grant them.
 pub(crate) struct TurnHandover {
     inner: Arc<Inner>,
     handover: Option<Handover<TurnRequest>>,

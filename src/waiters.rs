@@ -31,7 +31,7 @@ pub(crate) struct Group<T> {
     pub(crate) id: u64,
     pub(crate) waiters: VecDeque<Waiter<T>>,
     /// Looks on the wire.
-    pub(crate) looks: usize,
+    pub(crate) looks: Vec<u64>,
     /// Handovers on the wire.
     pub(crate) handovers: usize,
     /// For those who have yet to ask for it.
@@ -67,10 +67,12 @@ pub(crate) struct Waiter<T> {
     pub(crate) id: u64,
     /// Of the fetch.
     pub(crate) span: Span,
-    /// Does not wait for work: one look decides.
+    /// Does not wait for work: one look decides, or those that were on the wire beside it.
     pub(crate) impatient: bool,
     /// When it came.
     pub(crate) since: Instant,
+    /// Its look has found too little: the last that was sent by then.
+    pub(crate) put_off: Option<u64>,
     /// The look on the wire that is for it, if any.
     pub(crate) look: Option<u64>,
     pub(crate) answer: oneshot::Sender<Answer<T>>,
@@ -112,7 +114,7 @@ impl<T> Group<T> {
         Self {
             id: LAST_ID.fetch_add(1, Ordering::Relaxed),
             waiters: VecDeque::new(),
-            looks: 0,
+            looks: Vec::new(),
             handovers: 0,
             kept: Kept::default(),
             habit: Habit::default(),
@@ -155,15 +157,16 @@ impl<T> Group<T> {
 
     /// When those who wait can look, unless something happens.
     pub(crate) fn next_chance(&self, now: Instant) -> Instant {
-        match self.looks {
-            0 => self.quiet_until,
-            _ => now + SLOW_LOOK,
+        if self.looks.is_empty() {
+            self.quiet_until
+        } else {
+            now + SLOW_LOOK
         }
     }
 
     /// Whether nobody would miss it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiters.is_empty() && self.kept.is_empty() && self.looks == 0 && self.handovers == 0
+        self.waiters.is_empty() && self.kept.is_empty() && self.looks.is_empty() && self.handovers == 0
     }
 
     /// If those who wait need a look beside those on the wire, counts it as sent.
@@ -178,7 +181,7 @@ impl<T> Group<T> {
         let mut news = self.waiters.iter().filter(|waiter| waiter.look.is_none()).peekable();
         let is_new = news.peek().is_some();
         let is_impatient = news.any(|waiter| waiter.impatient);
-        let may_look = self.looks == 0 || (self.looks < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
+        let may_look = self.looks.is_empty() || (self.looks.len() < MAX_LOOKS && self.sent_at + SLOW_LOOK <= now);
         if !may_look || !is_new || !(self.woken.is_some() || self.quiet_until <= now || is_impatient) {
             return None;
         }
@@ -187,10 +190,10 @@ impl<T> Group<T> {
         } else {
             Reason::Asked
         };
-        self.looks += 1;
         self.sent_at = now;
         let reason = self.woken.take().unwrap_or(quiet);
         let mut sent = self.send(MAX_ITEMS, reason);
+        self.looks.push(sent.id);
         if self.habit.is_formed() {
             // One more: only then is known whether something is left that comes before what is put there next.
             sent.ahead = 1;
@@ -203,19 +206,17 @@ impl<T> Group<T> {
     /// items they can use until the next such look.
     pub(crate) fn look_next(&mut self, now: Instant, returning: usize, ahead: usize) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
-        let is_provided_for = self.kept.len() >= returning || self.looks > 0 || !self.waiters.is_empty();
+        let is_provided_for = self.kept.len() >= returning || !self.looks.is_empty() || !self.waiters.is_empty();
         if is_provided_for || (self.woken.is_none() && self.quiet_until > now) {
             return None;
         }
-        self.looks += 1;
         self.sent_at = now;
         self.woken = None;
         let ahead = ahead.min(MAX_ITEMS) - self.kept.len();
         self.ahead += ahead;
-        Some(Sent {
-            ahead,
-            ..self.send(0, Reason::Next)
-        })
+        let sent = self.send(0, Reason::Next);
+        self.looks.push(sent.id);
+        Some(Sent { ahead, ..sent })
     }
 
     /// What was kept until then, in vain, goes back to the queue.
@@ -300,7 +301,7 @@ impl<T> Group<T> {
 
     /// If those who wait have no look on the wire, counts one as sent, behind `call`.
     pub(crate) fn look_behind(&mut self, now: Instant, call: u64) -> Option<Sent> {
-        if self.looks > 0 {
+        if !self.looks.is_empty() {
             return None;
         }
         let was_woken = self.woken.replace(Reason::Behind);
@@ -334,7 +335,7 @@ impl<T> Group<T> {
     pub(crate) fn landed(&mut self, sent: &Sent) -> usize {
         match sent.reason {
             Reason::Handed => self.handovers -= 1,
-            _ => self.looks -= 1,
+            _ => self.looks.retain(|look| *look != sent.id),
         }
         self.ahead -= sent.ahead;
         self.behind.take_if(|behind| behind.look == sent.id);
@@ -365,17 +366,23 @@ impl<T> Group<T> {
         }
     }
 
-    /// A look has found too little for those who do not wait for work. Another on the wire may have had its hands on what it did not see, for
-    /// those who got something else meanwhile: that one, or the next, decides.
+    /// A look has found too little for those who do not wait for work. Others on the wire may have had their hands on what it did not see, for
+    /// those who got something else meanwhile: when they have landed, the next look decides.
     pub(crate) fn dismiss_impatient(&mut self, look: u64, now: Instant) {
-        let others_look = self.looks > 0;
+        let (looks, last) = (std::mem::take(&mut self.looks), self.next_id);
+        for waiter in &mut self.waiters {
+            if waiter.look == Some(look) {
+                waiter.put_off.get_or_insert(last);
+            }
+        }
         self.dismiss(
             |waiter| {
-                let is_put_off = others_look && now < waiter.since + IN_HAND;
-                waiter.look == Some(look) && waiter.impatient && !is_put_off
+                let others = |last| looks.iter().any(|look| *look <= last) && now < waiter.since + IN_HAND;
+                waiter.look == Some(look) && waiter.impatient && !waiter.put_off.is_some_and(others)
             },
             || Answer::Nothing,
         );
+        self.looks = looks;
     }
 
     /// Answers those for whom a look decided.

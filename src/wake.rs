@@ -117,12 +117,6 @@ impl Waker {
     /// Something was put into a queue: tells other processes.
     pub(crate) fn tell_others(&self, queue: Queue, haste: Haste) {
         if self.listener.is_some() {
-            // Where nobody was heard of, nobody takes what they are told of either.
-            let haste = if self.has_company() {
-                haste
-            } else {
-                haste.max(Haste::Soon)
-            };
             self.shared.words.add(queue, haste);
         }
     }

@@ -32,11 +32,12 @@ impl Haste {
         }
     }
 
-    /// How long it waits in any case: telling others is not to be in the way of whoever has it here.
+    /// How long it waits in any case: telling others is not to be in the way of whoever has it here. No longer: should the process die before,
+    /// others learn of the lease only by their fallback poll.
     fn delay(self) -> Duration {
         match self {
             Self::Now | Self::Soon => Duration::ZERO,
-            Self::Later => Duration::from_millis(50),
+            Self::Later => Duration::from_millis(5),
         }
     }
 }

@@ -1,6 +1,7 @@
 -- Claims an instance that was idle until just now: its caller holds its mailbox locked, which was neither leased nor due, and has put
 -- these messages into its queue. So they are all there is to a turn, and nothing has to be looked for. Its process has the history in memory.
--- Returns what it needs, as claim_turns does; no row if it turns out to be that of another execution: then the mailbox is only made due.
+-- Returns what it needs, as claim_turns does; no row if it turns out to be that of another execution, or what is new of it too long: then the mailbox
+-- is only made due.
 -- p_cached_execution_id, p_cached_event_id: as in the mailbox. p_visible_at: of the messages, all alike.
 -- Locks: none but the mailbox.
 create or replace function claim_idle_turn(

@@ -6,36 +6,59 @@ fn waiter(impatient: bool, answer: oneshot::Sender<Answer<()>>) -> Waiter<()> {
         span: Span::none(),
         impatient,
         since: Instant::now(),
+        put_off: None,
         look: None,
         answer,
     }
 }
 
+/// A group with a look on the wire for those who have yet to come, and somebody who does not wait for work.
+fn overtaken(now: Instant) -> (Group<()>, Sent, oneshot::Receiver<Answer<()>>) {
+    let mut group = Group::new(now);
+    group.woken = Some(Reason::Notified);
+    let look = group.look_next(now, 1, 1).expect("it goes out");
+    let (answer, receiver) = oneshot::channel();
+    group.waiters.push_back(waiter(true, answer));
+    (group, look, receiver)
+}
+
+/// A look that goes out then finds nothing.
+fn looks_in_vain(group: &mut Group<()>, now: Instant) {
+    let look = group.due_look(now).expect("those on the wire take their time");
+    group.landed(&look);
+    group.dismiss_impatient(look.id, now);
+    group.release(look.id);
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_an_overtaken_look_may_bring_is_waited_for_a_while() {
     let now = Instant::now();
-    let mut group = Group::<()>::new(now);
-    // It is for those who have yet to come.
-    group.woken = Some(Reason::Notified);
-    let overtaken = group.look_next(now, 1, 1).expect("it goes out");
-    let (answer, mut receiver) = oneshot::channel();
-    group.waiters.push_back(waiter(true, answer));
+    let (mut group, _look, mut receiver) = overtaken(now);
     for (passed, is_decided) in [(SLOW_LOOK, false), (SLOW_LOOK * 2, false), (IN_HAND, true)] {
-        let now = now + passed;
-        let look = group.due_look(now).expect("the first takes its time");
-        group.landed(&look);
-        group.dismiss_impatient(look.id, now);
-        group.release(look.id);
+        looks_in_vain(&mut group, now + passed);
         assert_eq!(receiver.try_recv().is_ok(), is_decided, "{passed:?}");
     }
+}
 
-    // With nothing else on the wire, one look decides.
-    group.landed(&overtaken);
-    let (answer, mut receiver) = oneshot::channel();
-    group.waiters.push_back(waiter(true, answer));
-    let look = group.due_look(now).expect("it looks");
+#[tokio::test(start_paused = true)]
+async fn what_later_looks_may_bring_is_not() {
+    let now = Instant::now();
+    let (mut group, look, mut receiver) = overtaken(now);
+    looks_in_vain(&mut group, now + SLOW_LOOK);
+    assert!(receiver.try_recv().is_err());
     group.landed(&look);
-    group.dismiss_impatient(look.id, now);
+    group.next_id += 1;
+    group.looks.push(group.next_id);
+    looks_in_vain(&mut group, now + SLOW_LOOK * 2);
+    assert!(matches!(receiver.try_recv(), Ok(Answer::Nothing)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nothing_else_is_on_the_wire_one_look_decides() {
+    let now = Instant::now();
+    let (mut group, look, mut receiver) = overtaken(now);
+    group.landed(&look);
+    looks_in_vain(&mut group, now);
     assert!(matches!(receiver.try_recv(), Ok(Answer::Nothing)));
 }
 
@@ -52,7 +75,7 @@ async fn what_is_in_the_queue_already_comes_before_what_is_handed_over() {
     assert_eq!(group.unserved(now), 0, "there is something to look for");
     group.woken = None;
     let sent = group.hand_over(1, 0);
-    assert_eq!((sent.wanted(), group.looks, group.unserved(now)), (1, 0, 0));
+    assert_eq!((sent.wanted(), group.looks.len(), group.unserved(now)), (1, 0, 0));
     group.release(sent.id);
     assert_eq!(group.unserved(now), 1);
     drop(receiver);
@@ -67,7 +90,7 @@ async fn a_look_for_those_who_come_back_is_made_when_it_may_find_something_that_
     assert!(group.look_next(now, 2, 4).is_none(), "there is nothing to be found");
     group.woken = Some(Reason::Notified);
     let next = group.look_next(now, 2, 4).expect("there is something");
-    assert_eq!((next.wanted(), next.reason, group.looks), (4, Reason::Next, 1));
+    assert_eq!((next.wanted(), next.reason, group.looks.len()), (4, Reason::Next, 1));
     assert!(group.look_next(now, 2, 4).is_none(), "it is on its way");
 
     let (answer, receiver) = oneshot::channel();
