@@ -12,7 +12,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::activity_ack::{ActivityAck, ActivityAcks, some_rest};
+use crate::activity_ack::{ActivityAck, ActivityAcks, done, some_rest};
 use crate::activity_handover::{ActivityHandover, Coming};
 use crate::batch;
 use crate::call::{Answer, LeaseCall, Parameters};
@@ -29,6 +29,8 @@ use crate::wake::Queue;
 use crate::work_item::{Activities, completion};
 
 const ENQUEUE: &str = "enqueue_for_worker";
+const ACK: &str = "ack_work_item";
+const ACK_MANY: &str = "ack_work_items";
 
 impl Inner {
     /// Calls a function whose first parameters say which leased activity it is about.
@@ -51,10 +53,9 @@ impl Inner {
     }
 
     pub(crate) async fn ack_work_item(self: &Arc<Self>, token: &str, result: Option<&WorkItem>) -> Result<(), Failure> {
-        const OPERATION: &str = "ack_work_item";
         let ack = Arc::new(ActivityAck {
-            token: activity_token(OPERATION, token)?,
-            completion: result.map(|item| completion(OPERATION, item)).transpose()?,
+            token: activity_token(ACK, token)?,
+            completion: result.map(|item| completion(ACK, item)).transpose()?,
         });
         let lease = ack.token.lease;
         self.leases.finished(lease);
@@ -64,27 +65,26 @@ impl Inner {
                 repeated: false,
             },
             Err(failed) => {
-                let acks = [Arc::clone(&ack)];
-                let columns = ActivityAcks::new(&acks);
                 let turns = TurnHandover::none(self);
-                let parameters = columns.parameters(&turns, &0);
+                let parameters = ack.parameters(&turns, &None, &0);
                 let answer = self
                     .caller
-                    .call_within_lease(OPERATION, &parameters, self.activity_lease(&ack), failed)
+                    .call_within_lease(ACK, &parameters, self.activity_lease(&ack), failed)
                     .await;
-                self.activities_ended(&acks, true, None);
-                answer.and_then(|rows| ack.held(columns.done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
+                self.activities_ended(std::slice::from_ref(&ack), true, None);
+                answer.and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
             }
         };
-        self.lease_ended(OPERATION, lease, answer, true)
+        self.lease_ended(ACK, lease, answer, true)
     }
 
-    /// Looks for what those who end these activities will ask for next, if it is worth it.
-    fn look_for_next(self: &Arc<Self>, acks: &[Arc<ActivityAck>]) {
+    /// Looks for what those who end these activities will ask for next, if less than `enough` for each of them is at hand: for as much as makes
+    /// `most` for each.
+    fn look_for_next(self: &Arc<Self>, acks: &[Arc<ActivityAck>], enough: usize, most: usize) {
         let leases = acks.iter().map(|ack| ack.token.lease);
         if let Some((group, returning)) = self.leases.most_return_to(leases) {
-            let ahead = returning * if self.leases.work_is_short() { 2 } else { 1 };
-            self.activities.look_next(self, group, returning, ahead);
+            self.activities
+                .look_next(self, group, returning * enough, returning * most);
         }
     }
 
@@ -131,7 +131,6 @@ impl Inner {
         self: Arc<Self>,
         acks: Vec<Arc<ActivityAck>>,
     ) -> BoxFuture<'static, Vec<Result<bool, CallError>>> {
-        const OPERATION: &str = "ack_work_item";
         async move {
             let columns = ActivityAcks::new(&acks);
             let completed = acks.iter().filter_map(|ack| ack.completion.as_ref());
@@ -142,20 +141,29 @@ impl Inner {
             let rest_ms = encode::milliseconds(rest);
             let call = async |turns: &TurnHandover, follow: &Follow| {
                 let leases = acks.iter().map(|ack| self.activity_lease(ack));
-                let parameters = columns.parameters(turns, &rest_ms);
-                let call = self.caller.call_within_leases(OPERATION, &parameters, leases, follow);
+                let lease = turns.lease();
+                let (function, parameters) = match acks.as_slice() {
+                    // Alone it is cheaper.
+                    [ack] => (ACK, ack.parameters(turns, &lease, &rest_ms)),
+                    _ => (ACK_MANY, columns.parameters(turns, &rest_ms)),
+                };
+                let call = self.caller.call_within_leases(function, &parameters, leases, follow);
                 during(turns.handover(), call).await
             };
-            self.look_for_next(&acks);
+            self.look_for_next(&acks, 1, if self.leases.work_is_short() { 2 } else { 1 });
             let mut follow = turns.follow();
             let mut sent = call(&turns, &follow).await;
-            if turns.handover().is_some() && may_have_spoilt(OPERATION, &sent) {
+            if turns.handover().is_some() && may_have_spoilt(ACK, &sent) {
                 turns = turns.without_turns();
                 follow = turns.follow();
                 sent = call(&turns, &follow).await;
             }
             // Here, because a caller may have gone away.
             let look = turns.land(&sent).await;
+            if self.leases.work_is_short() {
+                // While they work: then there is nothing to look for while they ack.
+                self.look_for_next(&acks, 2, 3);
+            }
             if let Ok(rows) = &sent {
                 if !rest.is_zero() {
                     self.rested(&instances, some_rest(rows));

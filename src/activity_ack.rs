@@ -19,6 +19,33 @@ pub(crate) struct ActivityAck {
 }
 
 impl ActivityAck {
+    /// In the order of the parameters of the function for one.
+    pub(crate) fn parameters<'a>(
+        &'a self,
+        turns: &'a TurnHandover,
+        lease: &'a Option<Uuid>,
+        rest_ms: &'a i64,
+    ) -> Vec<&'a (dyn ToSql + Sync)> {
+        let token = &self.token;
+        let (instance_id, text): (&(dyn ToSql + Sync), &(dyn ToSql + Sync)) = match &self.completion {
+            Some((instance_id, text)) => (instance_id, text),
+            None => (&None::<&str>, &None::<&str>),
+        };
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
+            &token.instance_id,
+            &token.execution_id,
+            &token.activity_id,
+            &token.id,
+            &token.lease,
+            instance_id,
+            text,
+            lease,
+        ];
+        parameters.extend(turns.terms());
+        parameters.push(rest_ms);
+        parameters
+    }
+
     pub(crate) fn held(&self, done: bool) -> Result<(), CallError> {
         if done {
             return Ok(());
@@ -95,15 +122,19 @@ impl<'a> ActivityAcks<'a> {
 
     /// For each activity, whether its end was accepted.
     pub(crate) fn done(&self, rows: &[Row]) -> Result<Vec<bool>, CallError> {
-        let answers: Vec<bool> = match rows.first() {
-            Some(row) => row.try_get("done")?,
-            None => return Ok(Vec::new()),
-        };
-        let mut done = vec![false; self.positions.len()];
-        for (position, answer) in self.positions.iter().zip(answers) {
-            done[*position] = answer;
+        let mut in_order = vec![false; self.positions.len()];
+        for (position, done) in self.positions.iter().zip(done(rows)?) {
+            in_order[*position] = done;
         }
-        Ok(done)
+        Ok(in_order)
+    }
+}
+
+/// For each activity of a call, in its order, whether its end was accepted.
+pub(crate) fn done(rows: &[Row]) -> Result<Vec<bool>, CallError> {
+    match rows.first() {
+        Some(row) => Ok(row.try_get("done")?),
+        None => Ok(Vec::new()),
     }
 }
 

@@ -24,7 +24,7 @@ use crate::granted::GoingBack;
 use crate::history::{ReadAnswer, ReadRequest};
 use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
-use crate::messages::Message;
+use crate::messages::Outgoing;
 use crate::orchestrations::TurnRequest;
 use crate::pace::{Pace, Step};
 use crate::poll::Line;
@@ -60,7 +60,7 @@ pub(crate) struct Inner {
     pub(crate) activities: Line<ActivityRequest>,
     pub(crate) turn_acks: Batcher<TurnAck, Result<TurnAnswer, CallError>>,
     pub(crate) activity_acks: Batcher<ActivityAck, Result<bool, CallError>>,
-    pub(crate) messages: Batcher<Message, Result<(), CallError>>,
+    pub(crate) messages: Batcher<Outgoing, Result<(), CallError>>,
     pub(crate) new_activities: Batcher<NewActivity, Result<(), CallError>>,
     pub(crate) reads: Batcher<ReadRequest, Result<ReadAnswer, CallError>>,
     pub(crate) statuses: Batcher<StatusRequest, Result<Option<CustomStatus>, CallError>>,

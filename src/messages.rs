@@ -17,9 +17,10 @@ use crate::handover::{To, during, may_have_spoilt};
 use crate::inner::Inner;
 use crate::turn_handover::TurnHandover;
 use crate::wake::Queue;
-use crate::work_item::Messages;
+use crate::work_item::Message;
 
 const OPERATION: &str = "enqueue_for_orchestrator";
+const MANY: &str = "enqueue_for_orchestrators";
 
 impl Inner {
     pub(crate) async fn enqueue_for_orchestrator(
@@ -27,98 +28,99 @@ impl Inner {
         item: &WorkItem,
         delay: Option<Duration>,
     ) -> Result<(), Failure> {
-        let mut messages = Messages::default();
-        messages.push(OPERATION, item)?;
+        let mut message = Message::encode(OPERATION, item)?;
         if delay.is_some() {
             // The caller's delay decides, also for a timer.
-            messages.visible_at_ms = vec![None];
+            message.visible_at_ms = None;
         }
-        let message = Message {
-            columns: messages,
+        let outgoing = Outgoing {
+            message,
             delay_ms: delay.map(encode::milliseconds),
         };
-        let sent = self.messages.tell(self, Arc::new(message)).await;
+        let sent = self.messages.tell(self, Arc::new(outgoing)).await;
         sent.map_err(|error| enqueue_error(OPERATION, &error))
     }
 
     /// Many messages in one call.
     pub(crate) fn send_messages(
         self: Arc<Self>,
-        messages: Vec<Arc<Message>>,
+        outgoing: Vec<Arc<Outgoing>>,
     ) -> BoxFuture<'static, Vec<Result<(), CallError>>> {
         async move {
-            let instances = messages.iter().flat_map(|message| &message.columns.instance_ids);
-            self.turns.hand_back_of(instances.map(String::as_str));
-            let at_once = messages.iter().filter(|message| message.is_due_at_once());
-            let instance_ids = at_once.flat_map(|message| &message.columns.instance_ids);
-            let mut turns = TurnHandover::new(&self, To::WhoeverAsksNext, instance_ids.map(String::as_str));
+            self.turns.hand_back_of(outgoing.iter().map(|one| one.instance_id()));
+            let at_once: Vec<_> = outgoing.iter().filter(|one| one.is_due_at_once()).collect();
+            let instance_ids = at_once.iter().map(|one| one.instance_id());
+            let mut turns = TurnHandover::new(&self, To::WhoeverAsksNext, instance_ids);
             let mut follow = turns.follow();
-            let mut sent = self.send_message_columns(&messages, &turns, &follow).await;
+            let mut sent = self.send_outgoing(&outgoing, &turns, &follow).await;
             if turns.handover().is_some() && may_have_spoilt(OPERATION, &sent) {
                 turns = turns.without_turns();
                 follow = turns.follow();
-                sent = self.send_message_columns(&messages, &turns, &follow).await;
+                sent = self.send_outgoing(&outgoing, &turns, &follow).await;
             }
             // Here, because a caller may have gone away; and also when it is not known whether they arrived.
             let look = turns.land(&sent).await;
             if sent.is_ok() {
-                let due = messages.iter().filter(|message| message.is_due_at_once()).count();
-                self.turns.filled(|_| due);
+                self.turns.filled(|_| at_once.len());
             }
             self.made_due(Queue::Orchestrator, look, Some(follow.id()));
-            batch::answers(sent.map(|_| vec![(); messages.len()]), messages.len())
+            batch::answers(sent.map(|_| vec![(); outgoing.len()]), outgoing.len())
         }
         .boxed()
     }
 
-    async fn send_message_columns(
+    async fn send_outgoing(
         &self,
-        messages: &[Arc<Message>],
+        outgoing: &[Arc<Outgoing>],
         turns: &TurnHandover,
         follow: &Follow,
     ) -> Result<Vec<Row>, CallError> {
-        let column = |text: fn(&Messages) -> &Vec<String>| -> Vec<&str> {
-            messages
-                .iter()
-                .flat_map(|message| text(&message.columns))
-                .map(String::as_str)
-                .collect()
-        };
-        let kinds: Vec<i8> = messages
-            .iter()
-            .flat_map(|message| &message.columns.kinds)
-            .copied()
-            .collect();
-        let visible_at_ms: Vec<Option<i64>> = messages
-            .iter()
-            .flat_map(|message| &message.columns.visible_at_ms)
-            .copied()
-            .collect();
-        let delays_ms: Vec<Option<i64>> = messages.iter().map(|message| message.delay_ms).collect();
-        let instance_ids = column(|columns| &columns.instance_ids);
-        let items = column(|columns| &columns.items);
+        // Alone it is cheaper.
+        if let [one] = outgoing {
+            let (message, lease) = (&one.message, turns.lease());
+            let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
+                &message.instance_id,
+                &message.kind,
+                &message.item,
+                &message.visible_at_ms,
+                &one.delay_ms,
+                &lease,
+            ];
+            parameters.extend(turns.terms());
+            let call = self.caller.call_followed(OPERATION, &parameters, Some(follow));
+            return during(turns.handover(), call).await;
+        }
+        let instance_ids: Vec<_> = outgoing.iter().map(|one| one.instance_id()).collect();
+        let kinds: Vec<_> = outgoing.iter().map(|one| one.message.kind).collect();
+        let items: Vec<_> = outgoing.iter().map(|one| one.message.item.as_str()).collect();
+        let visible_at_ms: Vec<_> = outgoing.iter().map(|one| one.message.visible_at_ms).collect();
+        let delays_ms: Vec<_> = outgoing.iter().map(|one| one.delay_ms).collect();
         let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&instance_ids, &kinds, &items, &visible_at_ms, &delays_ms];
         parameters.extend(turns.parameters());
-        let call = self.caller.call_followed(OPERATION, &parameters, Some(follow));
+        let call = self.caller.call_followed(MANY, &parameters, Some(follow));
         during(turns.handover(), call).await
     }
 }
 
-/// One message for an orchestration.
-pub(crate) struct Message {
-    columns: Messages,
+/// A message on its way.
+pub(crate) struct Outgoing {
+    message: Message,
     delay_ms: Option<i64>,
 }
 
-impl Message {
+impl Outgoing {
+    fn instance_id(&self) -> &str {
+        &self.message.instance_id
+    }
+
     fn is_due_at_once(&self) -> bool {
-        self.delay_ms.is_none() && self.columns.visible_at_ms.contains(&None)
+        self.delay_ms.is_none() && self.message.visible_at_ms.is_none()
     }
 }
 
-impl batch::Request for Message {
+impl batch::Request for Outgoing {
     fn bytes(&self) -> usize {
-        self.columns.items.iter().map(String::len).sum()
+        self.message.item.len()
     }
 }
 

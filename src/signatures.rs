@@ -37,6 +37,7 @@ fn built_in(name: &str) -> Option<Type> {
     Some(match name {
         "boolean" => Type::BOOL,
         "boolean[]" => Type::BOOL_ARRAY,
+        "\"char\"" => Type::CHAR,
         "\"char\"[]" => Type::CHAR_ARRAY,
         "integer" => Type::INT4,
         "integer[]" => Type::INT4_ARRAY,

@@ -89,17 +89,20 @@ impl TurnHandover {
         }
     }
 
-    /// What such a call takes beside what it is about.
-    pub(crate) fn parameters(&self) -> [&(dyn ToSql + Sync); 7] {
-        [
-            &self.instance_ids,
-            &self.leases,
-            &self.limit,
-            &self.lock_timeout_ms,
-            &self.min_version,
-            &self.max_version,
-            &self.node,
-        ]
+    /// What a call about many takes beside what it is about.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &(dyn ToSql + Sync)> {
+        let which: [&(dyn ToSql + Sync); 3] = [&self.instance_ids, &self.leases, &self.limit];
+        which.into_iter().chain(self.terms())
+    }
+
+    /// The lease of a call about one instance, if somebody waits for its turn.
+    pub(crate) fn lease(&self) -> Option<Uuid> {
+        self.leases.first().copied()
+    }
+
+    /// What a call about one takes beside what it is about and the lease.
+    pub(crate) fn terms(&self) -> [&(dyn ToSql + Sync); 4] {
+        [&self.lock_timeout_ms, &self.min_version, &self.max_version, &self.node]
     }
 
     /// Looks behind the call, for what nobody waits for yet.

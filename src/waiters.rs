@@ -202,17 +202,18 @@ impl<T> Group<T> {
         Some(sent)
     }
 
-    /// If something may be found that nobody waits for, counts a look as sent. `returning`: how many will come back soon. `ahead`: how many
-    /// items they can use until the next such look.
-    pub(crate) fn look_next(&mut self, now: Instant, returning: usize, ahead: usize) -> Option<Sent> {
+    /// If less than `enough` is kept, and something may be found that nobody waits for, counts a look as sent. `ahead`: how much is to be kept
+    /// then.
+    pub(crate) fn look_next(&mut self, now: Instant, enough: usize, ahead: usize) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
-        let is_provided_for = self.kept.len() >= returning || !self.looks.is_empty() || !self.waiters.is_empty();
+        let kept = self.kept.len();
+        let ahead = ahead.min(MAX_ITEMS).saturating_sub(kept);
+        let is_provided_for = kept >= enough || ahead == 0 || !self.looks.is_empty() || !self.waiters.is_empty();
         if is_provided_for || (self.woken.is_none() && self.quiet_until > now) {
             return None;
         }
         self.sent_at = now;
         self.woken = None;
-        let ahead = ahead.min(MAX_ITEMS) - self.kept.len();
         self.ahead += ahead;
         let sent = self.send(0, Reason::Next);
         self.looks.push(sent.id);

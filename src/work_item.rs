@@ -10,6 +10,35 @@ const STARTS: i8 = b's' as i8;
 const QUEUE_MESSAGE: i8 = b'q' as i8;
 const OTHER: i8 = b'm' as i8;
 
+/// A message for an orchestration.
+pub(crate) struct Message {
+    pub(crate) instance_id: String,
+    pub(crate) kind: i8,
+    pub(crate) visible_at_ms: Option<i64>,
+    pub(crate) item: String,
+}
+
+impl Message {
+    pub(crate) fn encode(operation: &str, item: &WorkItem) -> Result<Self, Failure> {
+        let instance_id = target(item).ok_or_else(|| {
+            Failure::permanent(operation, "activities go to the worker queue, not to an orchestration")
+        })?;
+        Ok(Self {
+            instance_id: encode::key(operation, "instance id", instance_id)?.to_string(),
+            kind: match item {
+                WorkItem::StartOrchestration { .. } | WorkItem::ContinueAsNew { .. } => STARTS,
+                WorkItem::QueueMessage { .. } => QUEUE_MESSAGE,
+                _ => OTHER,
+            },
+            visible_at_ms: match item {
+                WorkItem::TimerFired { fire_at_ms, .. } => Some(encode::epoch_ms(*fire_at_ms)),
+                _ => None,
+            },
+            item: json(operation, serde_json::to_string(item))?,
+        })
+    }
+}
+
 /// Messages for orchestrations, column by column.
 #[derive(Default)]
 pub(crate) struct Messages {
@@ -21,21 +50,11 @@ pub(crate) struct Messages {
 
 impl Messages {
     pub(crate) fn push(&mut self, operation: &str, item: &WorkItem) -> Result<(), Failure> {
-        let instance_id = target(item).ok_or_else(|| {
-            Failure::permanent(operation, "activities go to the worker queue, not to an orchestration")
-        })?;
-        self.instance_ids
-            .push(encode::key(operation, "instance id", instance_id)?.to_string());
-        self.kinds.push(match item {
-            WorkItem::StartOrchestration { .. } | WorkItem::ContinueAsNew { .. } => STARTS,
-            WorkItem::QueueMessage { .. } => QUEUE_MESSAGE,
-            _ => OTHER,
-        });
-        self.visible_at_ms.push(match item {
-            WorkItem::TimerFired { fire_at_ms, .. } => Some(encode::epoch_ms(*fire_at_ms)),
-            _ => None,
-        });
-        self.items.push(json(operation, serde_json::to_string(item))?);
+        let message = Message::encode(operation, item)?;
+        self.instance_ids.push(message.instance_id);
+        self.kinds.push(message.kind);
+        self.visible_at_ms.push(message.visible_at_ms);
+        self.items.push(message.item);
         Ok(())
     }
 }

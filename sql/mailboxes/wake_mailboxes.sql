@@ -14,7 +14,7 @@ create or replace function wake_mailboxes(
 language plpgsql
 as $$
 declare
-    -- Up to here two small statements for each cost less than starting large ones.
+    -- Up to here a few small statements for each cost less than starting large ones.
     c_few    constant integer := 4;
     v_few    boolean := cardinality(p_instance_ids) <= c_few;
     v_due    text[] := '{}'::text[];
@@ -43,12 +43,20 @@ begin
                     continue;
                 end if;
             end if;
-            insert into mailboxes as m (instance_id, available_at)
-            values (p_instance_ids[v_position], p_visible_at[v_position])
-                on conflict (instance_id) do update
-               set available_at = excluded.available_at
-             where m.lease is null
-               and m.available_at > excluded.available_at;
+            update mailboxes as m
+               set available_at = p_visible_at[v_position]
+             where m.instance_id = p_instance_ids[v_position]
+               and m.lease is null
+               and m.available_at > p_visible_at[v_position];
+            if not found then
+                -- There is none yet, most likely.
+                insert into mailboxes as m (instance_id, available_at)
+                values (p_instance_ids[v_position], p_visible_at[v_position])
+                    on conflict (instance_id) do update
+                   set available_at = excluded.available_at
+                 where m.lease is null
+                   and m.available_at > excluded.available_at;
+            end if;
             v_due := v_due || p_instance_ids[v_position];
         end loop;
         return v_due;

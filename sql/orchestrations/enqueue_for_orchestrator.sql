@@ -1,25 +1,22 @@
--- Puts messages into the queues of their instances. Durable before it returns.
--- p_visible_at_ms: when a message is due by the caller's wish (a timer); p_delays_ms: how long it stays
--- hidden by the database clock; both NULL: visible at once.
--- p_turn_limit: how many turns somebody waits for. So many of the instances are claimed as well, if that can be had at once; the rows are
--- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns; instances that begin here
--- need none of its looks, nor does one that is idle (claim_idle_turn). p_turn_instance_ids: those that messages make due at once, each one once.
--- With the first row: how many of the instances somebody should look for, those claimed here included.
--- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007; with turns 23505, when
--- somebody else has just made one of the mailboxes: nothing was done.
+-- Puts a message into the queue of its instance. Durable before it returns. Many at once: enqueue_for_orchestrators.
+-- p_visible_at_ms: when it is due by the caller's wish (a timer); p_delay_ms: how long it stays hidden by the database clock; both NULL:
+-- visible at once.
+-- p_turn_lease: not NULL if somebody waits for a turn. Then the instance is claimed as well, if that can be had at once; the row is its turn, as
+-- of fetch_orchestration_item. An instance that begins here, or is idle, needs no look for that; p_turn_lock_timeout_ms, p_min_version,
+-- p_max_version and p_node: for claim_idle_turn and claim_turns.
+-- With the row: whether somebody should look for the instance, also if it is claimed here.
+-- Locks: marks the instance in flight, then its idle mailbox; last, tries that of the turn. Raises DX007.
 create or replace function enqueue_for_orchestrator(
-    p_instance_ids         text[],
-    p_kinds                "char"[],
-    p_work_items           text[],
-    p_visible_at_ms        bigint[],
-    p_delays_ms            bigint[],
-    p_turn_instance_ids    text[]  default '{}',
-    p_turn_leases          uuid[]  default '{}',
-    p_turn_limit           integer default 0,
-    p_turn_lock_timeout_ms bigint  default 0,
-    p_min_version          bigint  default 0,
-    p_max_version          bigint  default 0,
-    p_node                 uuid    default null
+    p_instance_id          text,
+    p_kind                 "char",
+    p_work_item            text,
+    p_visible_at_ms        bigint,
+    p_delay_ms             bigint,
+    p_turn_lease           uuid   default null,
+    p_turn_lock_timeout_ms bigint default 0,
+    p_min_version          bigint default 0,
+    p_max_version          bigint default 0,
+    p_node                 uuid   default null
 ) returns table (
     to_look_for           integer,
     instance_id           text,
@@ -42,169 +39,84 @@ as $$
 declare
     -- What one turn takes at most: beyond that, claim_turn decides.
     c_max_message_bytes constant integer := 16777216;
-    v_marked     boolean;
-    v_id         bigint;
-    v_now        timestamptz;
-    v_at_once    boolean;
-    v_many       boolean;
-    v_is_idle    boolean;
-    v_visible_at timestamptz[];
-    v_due        text[];
-    v_ids        bigint[];
-    v_box        record;
-    v_epochs     bigint[];
+    v_now      timestamptz;
+    v_due_at   timestamptz;
+    v_hands    boolean;
+    v_is_idle  boolean := false;
+    v_id       bigint;
+    v_due      text[];
+    v_box      record;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         perform require_read_committed();
     end if;
-    v_marked := mark_in_flight(p_instance_ids);
+    -- As mark_in_flight.
+    if pg_advisory_xact_lock_shared(schema_key(), mailbox_key(p_instance_id)) is null then null; end if;
     v_now := clock_timestamp();
-    v_at_once := array_remove(p_visible_at_ms, null) = '{}' and array_remove(p_delays_ms, null) = '{}';
-    if v_at_once then
-        -- The usual case, without a query.
-        v_visible_at := array_fill(v_now, array[cardinality(p_instance_ids)]);
-    else
-        v_visible_at := array(
-            select coalesce(timestamp_from_ms(t.visible_at_ms), v_now + t.delay_ms * interval '1 ms', v_now)
-              from unnest(p_visible_at_ms, p_delays_ms) as t (visible_at_ms, delay_ms));
-    end if;
+    v_due_at := coalesce(timestamp_from_ms(p_visible_at_ms), v_now + p_delay_ms * interval '1 ms', v_now);
+    v_hands := p_turn_lease is not null and v_due_at = v_now and octet_length(p_work_item) < c_max_message_bytes;
 
-    v_many := p_turn_limit > 0
-          and v_at_once
-          and cardinality(p_instance_ids) > 1
-          and cardinality(p_turn_instance_ids) = cardinality(p_instance_ids)
-          and 's' = all (p_kinds)
-          and octet_length(array_to_string(p_work_items, '')) < c_max_message_bytes;
-    if v_many then
-        v_many := not exists (select
-                                from unnest(p_turn_instance_ids) as t (instance_id)
-                               cross join lateral ((select from mailboxes as m where m.instance_id = t.instance_id limit 1)
-                                                   union all
-                                                   (select from history as h where h.instance_id = t.instance_id limit 1)) as k);
-    end if;
-    if v_many then
-        -- The same for many. Should one have come into being since: 23505, and the caller does without turns.
-        with queued as (
-            insert into orchestrator_queue as q (instance_id, visible_at, kind, work_item)
-            select t.instance_id, v_now, 's', t.work_item
-              from unnest(p_instance_ids, p_work_items) as t (instance_id, work_item)
-            returning q.instance_id, q.id
-        )
-        select array_agg(q.id order by array_position(p_turn_instance_ids, q.instance_id))
-          into v_ids
-          from queued as q;
-        with born as (
-            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
-                                        cached_by, cached_execution_id, cached_event_id)
-            select t.instance_id,
-                   case when t.handed then clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms' else v_now end,
-                   case when t.handed then t.lease end,
-                   case when t.handed then array[t.id] end,
-                   case when t.handed then v_now end,
-                   case when t.handed then p_node end,
-                   case when t.handed then 1 end,
-                   case when t.handed then 0 end
-              from (select t.instance_id, t.lease, t.id, t.position <= p_turn_limit as handed
-                      from unnest(p_turn_instance_ids, p_turn_leases, v_ids)
-                           with ordinality as t (instance_id, lease, id, position)) as t
-             order by t.instance_id collate "C"
-            returning m.instance_id, m.history_epoch
-        )
-        select array_agg(b.history_epoch order by array_position(p_turn_instance_ids, b.instance_id))
-          into v_epochs
-          from born as b;
-        to_look_for := cardinality(v_ids);
-        attempt_count := 1;
-        execution_id := 1;
-        cached_event_id := 0;
-        for v_position in 1 .. least(p_turn_limit, cardinality(v_ids)) loop
-            instance_id := p_turn_instance_ids[v_position];
-            lease := p_turn_leases[v_position];
-            messages := array[p_work_items[array_position(p_instance_ids, instance_id)]];
-            history_epoch := v_epochs[v_position];
-            return next;
-            to_look_for := null;
-        end loop;
-        return;
-    end if;
-
-    if p_turn_limit > 0 and v_at_once and p_kinds = '{s}' then
-        -- A start that somebody waits for: its mailbox is born leased.
-        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-        values (p_instance_ids[1], v_now, 's', p_work_items[1])
-        returning id into v_id;
-        if octet_length(p_work_items[1]) < c_max_message_bytes then
-            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
-                                        cached_by, cached_execution_id, cached_event_id)
-            select p_instance_ids[1], clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', p_turn_leases[1],
-                   array[v_id], v_now, p_node, 1, 0
-             where not exists (select from history as h where h.instance_id = p_instance_ids[1])
-                on conflict (instance_id) do nothing
-            returning m.instance_id, m.lease, m.history_epoch into instance_id, lease, history_epoch;
-            if found then
-                to_look_for := 1;
-                attempt_count := 1;
-                execution_id := 1;
-                messages := p_work_items;
-                cached_event_id := 0;
-                return next;
-                return;
-            end if;
-        end if;
-    elsif p_turn_limit > 0 and v_at_once and cardinality(p_instance_ids) = 1 and octet_length(p_work_items[1]) < c_max_message_bytes then
-        -- A message for an instance that is idle, and stays so while its mailbox is locked: it is all there is to a turn.
+    if v_hands and p_kind <> 's' then
+        -- An instance that is idle, and stays so while its mailbox is locked: this message is all there is to a turn.
         select m.history_epoch, m.cached_execution_id, m.cached_event_id
           into v_box
           from mailboxes as m
-         where m.instance_id = p_instance_ids[1]
+         where m.instance_id = p_instance_id
            and m.lease is null
            and m.available_at = 'infinity'
            and m.cached_by = p_node
            and (m.pinned_version = -1 or m.pinned_version between p_min_version and p_max_version)
            for update;
         v_is_idle := found;
-        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-        values (p_instance_ids[1], v_now, p_kinds[1], p_work_items[1])
-        returning id into v_id;
-        if v_is_idle then
-            to_look_for := 1;
-            for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
-                history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
-                select t.*
-                  from claim_idle_turn(p_instance_ids[1], p_turn_leases[1], p_turn_lock_timeout_ms,
-                                       array[v_id], p_work_items, v_now,
-                                       v_box.history_epoch, v_box.cached_execution_id, v_box.cached_event_id) as t
-            loop
-                return next;
-                return;
-            end loop;
+    end if;
+
+    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+    values (p_instance_id, v_due_at, p_kind, p_work_item)
+    returning id into v_id;
+
+    to_look_for := 1;
+    if v_is_idle then
+        return query
+        select 1, t.*
+          from claim_idle_turn(p_instance_id, p_turn_lease, p_turn_lock_timeout_ms, array[v_id], array[p_work_item], v_now,
+                               v_box.history_epoch, v_box.cached_execution_id, v_box.cached_event_id) as t;
+        if not found then
+            return next;
+        end if;
+        return;
+    end if;
+    if v_hands and p_kind = 's' then
+        -- A start: its mailbox is born leased.
+        insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
+                                    cached_by, cached_execution_id, cached_event_id)
+        select p_instance_id, clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', p_turn_lease,
+               array[v_id], v_now, p_node, 1, 0
+         where not exists (select from history as h where h.instance_id = p_instance_id)
+            on conflict (instance_id) do nothing
+        returning m.instance_id, m.lease, m.history_epoch into instance_id, lease, history_epoch;
+        if found then
+            attempt_count := 1;
+            execution_id := 1;
+            messages := array[p_work_item];
+            cached_event_id := 0;
             return next;
             return;
         end if;
-    else
-        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-        select t.instance_id, t.visible_at, t.kind, t.work_item
-          from unnest(p_instance_ids, v_visible_at, p_kinds, p_work_items) as t (instance_id, visible_at, kind, work_item);
     end if;
 
-    v_due := wake_mailboxes(p_instance_ids, v_visible_at, v_marked, p_node);
-
-    to_look_for := cardinality(v_due);
-    if p_turn_limit > 0 and v_due <> '{}' then
-        for instance_id, lease, attempt_count, execution_id, orchestration_name, orchestration_version, messages,
-            history_epoch, cached_event_id, history, kv_keys, kv_values, kv_updated_at_ms in
-            select t.*
-              from claim_turns(p_turn_instance_ids, v_due, p_turn_leases, p_turn_limit, p_turn_lock_timeout_ms,
-                               p_min_version, p_max_version, p_node) as t
-        loop
-            return next;
-            to_look_for := null;
-        end loop;
+    v_due := wake_mailboxes(array[p_instance_id], array[v_due_at], true, p_node);
+    if v_due = '{}' then
+        to_look_for := 0;
+    elsif p_turn_lease is not null and v_due_at = v_now then
+        return query
+        select 1, t.*
+          from claim_turns(v_due, v_due, array[p_turn_lease], 1, p_turn_lock_timeout_ms,
+                           p_min_version, p_max_version, p_node) as t;
+        if found then
+            return;
+        end if;
     end if;
-    if to_look_for is not null then
-        instance_id := null;
-        return next;
-    end if;
+    return next;
 end
 $$
 security definer

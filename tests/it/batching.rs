@@ -27,10 +27,10 @@ use crate::support::TestSchema;
 
 pub const FETCH_TURNS: &str = ".fetch_orchestration_item(";
 pub const FETCH_ACTIVITIES: &str = ".fetch_work_item(";
-// The function for one turn and the one for many.
+// The function for one and the one for many.
 pub const TURN_ACKS: &str = ".ack_orchestration_item";
-const ACTIVITY_ACKS: &str = ".ack_work_item(";
-pub const MESSAGES: &str = ".enqueue_for_orchestrator(";
+const ACTIVITY_ACKS: &str = ".ack_work_item";
+pub const MESSAGES: &str = ".enqueue_for_orchestrator";
 const ACTIVITIES: &str = ".enqueue_for_worker(";
 /// One call that goes alone and fifteen that share the next one.
 pub const CALLERS: usize = 16;

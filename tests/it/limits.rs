@@ -19,7 +19,7 @@ async fn enqueue_many(schema: &TestSchema, kind: &str, item: &WorkItem, count: i
     let client = schema.client().await;
     client
         .execute(
-            "select enqueue_for_orchestrator(array_agg('i'::text), array_agg($1::text::\"char\"), array_agg($2::text), \
+            "select enqueue_for_orchestrators(array_agg('i'::text), array_agg($1::text::\"char\"), array_agg($2::text), \
              array_agg(null::bigint), array_agg(null::bigint)) from generate_series(1, $3)",
             &[&kind, &serde_json::to_string(item).expect("JSON"), &count],
         )

@@ -245,8 +245,7 @@ async fn enqueue(explained: &Explained) -> Vec<String> {
             explained
                 .judge(
                     &format!("enqueue_for_orchestrator to {instance}"),
-                    "select * from enqueue_for_orchestrator(array[$1], array['m']::\"char\"[], array[$2], array[null]::bigint[], \
-                     array[null]::bigint[])",
+                    "select * from enqueue_for_orchestrator($1, 'm', $2, null, null)",
                     &[&instance, &json(&raised(instance, "x"))],
                 )
                 .await,
@@ -299,8 +298,8 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
 async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
     let mut faults = explained
         .judge(
-            "enqueue_for_orchestrator, many",
-            "select * from enqueue_for_orchestrator(array['target', 'idle-11', 'idle-12', 'idle-13', 'locked'], \
+            "enqueue_for_orchestrators",
+            "select * from enqueue_for_orchestrators(array['target', 'idle-11', 'idle-12', 'idle-13', 'locked'], \
              array['m', 'm', 'm', 'm', 'm']::\"char\"[], array['{}', '{}', '{}', '{}', '{}'], \
              array[null, null, null, null, null]::bigint[], array[null, null, null, null, null]::bigint[])",
             &[],
@@ -311,9 +310,8 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge(
                 "enqueue_for_orchestrator, handed over",
-                "select * from enqueue_for_orchestrator(array[$1], array['m']::\"char\"[], array['{}'], \
-                 array[null]::bigint[], array[null]::bigint[], \
-                 array[$1], array[gen_random_uuid()], 1, 30000, 0, 999999, gen_random_uuid())",
+                "select * from enqueue_for_orchestrator($1, 'm', '{}', null, null, \
+                 gen_random_uuid(), 30000, 0, 999999, gen_random_uuid())",
                 &[&waited_for],
             )
             .await,
@@ -396,9 +394,9 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
     faults.extend(
         explained
             .judge(
-                "ack_work_item, one",
-                "select * from ack_work_item(array['target'], array[1]::bigint[], array[$1::bigint], array[$2::bigint], \
-                 array[gen_random_uuid()], array['target'], array['{}'])",
+                "ack_work_item",
+                "select * from ack_work_item('target', 1, $1, $2, gen_random_uuid(), 'target', '{}', \
+                 gen_random_uuid(), 30000, 0, 999999, gen_random_uuid(), 10)",
                 &[&activity_id, &id],
             )
             .await,
@@ -406,8 +404,8 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
     faults.extend(
         explained
             .judge(
-                "ack_work_item",
-                "select * from ack_work_item(array['target', 'idle-5'], array[1, 1]::bigint[], array[$1::bigint, 2], \
+                "ack_work_items",
+                "select * from ack_work_items(array['target', 'idle-5'], array[1, 1]::bigint[], array[$1::bigint, 2], \
                  array[$2::bigint, 0], array[$3, gen_random_uuid()], array['target', 'idle-5'], array[$4, '{}'])",
                 &[&activity_id, &id, &lease, &json(&completed("target", 7))],
             )

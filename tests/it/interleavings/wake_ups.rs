@@ -34,8 +34,7 @@ async fn a_message_in_flight_at_the_end_of_a_turn_is_not_lost() {
         stage
             .holder
             .query(
-                "select enqueue_for_orchestrator(array['i'], array['m']::\"char\"[], array[$1], array[null]::bigint[], \
-                 array[null]::bigint[])",
+                "select enqueue_for_orchestrator('i', 'm', $1, null, null)",
                 &[&serde_json::to_string(&raised("i", "in flight")).expect("JSON")],
             )
             .await
@@ -83,8 +82,7 @@ async fn a_start_that_commits_while_its_instance_is_parked_is_not_lost() {
     stage
         .holder
         .query(
-            "select enqueue_for_orchestrator(array['early'], array['s']::\"char\"[], array[$1], array[null]::bigint[], \
-             array[null]::bigint[])",
+            "select enqueue_for_orchestrator('early', 's', $1, null, null)",
             &[&serde_json::to_string(&start("early")).expect("JSON")],
         )
         .await

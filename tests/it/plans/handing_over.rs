@@ -6,7 +6,7 @@ use super::{Explained, json, leased};
 use crate::fixtures::{activity, start};
 use crate::support::TestSchema;
 
-const STARTS: &str = "select * from enqueue_for_orchestrator(array[$1, $2, $3], array['s', 's', 's']::\"char\"[], \
+const STARTS: &str = "select * from enqueue_for_orchestrators(array[$1, $2, $3], array['s', 's', 's']::\"char\"[], \
      array[$4, $4, $4], array[null, null, null]::bigint[], array[null, null, null]::bigint[], \
      array[$1, $2, $3], array[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()], 2, 30000, 0, 999999, gen_random_uuid())";
 
@@ -16,7 +16,7 @@ async fn starts(explained: &Explained, name: &str) -> Vec<String> {
     let [one, two, three] = &instances;
     let faults = explained
         .judge(
-            "enqueue_for_orchestrator, many starts",
+            "enqueue_for_orchestrators, starts",
             STARTS,
             &[one, two, three, &json(&start(one))],
         )
@@ -32,6 +32,18 @@ async fn starts(explained: &Explained, name: &str) -> Vec<String> {
 /// Also the case in which nobody knows the row's id.
 pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     let mut faults = starts(explained, &format!("new-{round}")).await;
+    let alone = format!("alone-{round}");
+    faults.extend(
+        explained
+            .judge(
+                "enqueue_for_orchestrator, a start",
+                "select * from enqueue_for_orchestrator($1, 's', $2, null, null, \
+                 gen_random_uuid(), 30000, 0, 999999, gen_random_uuid())",
+                &[&alone, &json(&start(&alone))],
+            )
+            .await,
+    );
+    leased(explained, "mailboxes", &alone).await;
     let one = format!("one-{round}");
     faults.extend(
         explained

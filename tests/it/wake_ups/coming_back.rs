@@ -12,7 +12,7 @@ use super::{PATIENT, SOON, WOKEN, eventually};
 use crate::batching::{FETCH_ACTIVITIES, World};
 use crate::fixtures::{LOCK, NOW, activity, completed, routed_activity};
 
-const ACTIVITY_ACK: &str = ".ack_work_item(";
+const ACTIVITY_ACK: &str = ".ack_work_item";
 const HANDED_BACK: &str = ".abandon_work_item(";
 
 type Activity = (WorkItem, String, u32);

@@ -143,11 +143,7 @@ async fn what_comes_at_the_same_time_is_not_lost() {
         let in_flight = holder.transaction().await.expect("begin");
         let message = serde_json::to_string(&raised("i", "in flight")).expect("JSON");
         let sent = in_flight
-            .query(
-                "select enqueue_for_orchestrator(array['i'], array['m']::\"char\"[], array[$1], array[null]::bigint[], \
-                 array[null]::bigint[])",
-                &[&message],
-            )
+            .query("select enqueue_for_orchestrator('i', 'm', $1, null, null)", &[&message])
             .await;
         sent.expect("in flight");
         let (sender, own) = (Arc::clone(provider), own_message(ends));
