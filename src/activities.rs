@@ -67,10 +67,12 @@ impl Inner {
             Err(failed) => {
                 let turns = TurnHandover::none(self);
                 let parameters = ack.parameters(&turns, &None, &0);
-                let answer = self
+                let mut answer = self
                     .caller
                     .call_within_lease(ACK, &parameters, self.activity_lease(&ack), failed)
                     .await;
+                // Expired, and still there: no earlier attempt has ended it.
+                answer.repeated &= !answer.result.as_ref().is_err_and(CallError::is_lease_lost);
                 self.activities_ended(std::slice::from_ref(&ack), true, None);
                 answer.and_then(|rows| ack.held(done(&rows)?.pop().ok_or(CallError::NoAnswer)?))
             }
@@ -160,9 +162,9 @@ impl Inner {
             }
             // Here, because a caller may have gone away.
             let look = turns.land(&sent).await;
-            if self.leases.work_is_short() {
-                // While they work: then there is nothing to look for while they ack.
-                self.look_for_next(&acks, 2, 3);
+            if sent.is_ok() && self.leases.work_is_short() {
+                // While they work: then there is nothing to look for while they ack. Others, if there are any, want their share.
+                self.look_for_next(&acks, 2, if self.waker.has_company() { 2 } else { 3 });
             }
             if let Ok(rows) = &sent {
                 if !rest.is_zero() {

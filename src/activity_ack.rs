@@ -1,4 +1,4 @@
-//! The end of an activity, as `ack_work_item` takes it: many in one call, column by column.
+//! The end of an activity, as `ack_work_item` takes it, or many in one call, column by column, as `ack_work_items` does.
 
 use std::sync::Arc;
 

@@ -143,8 +143,8 @@ impl CallError {
     /// Whether the server refused the call perhaps because it could not read a row.
     pub(crate) fn may_be_unreadable(&self) -> bool {
         // A block that cannot be read is often still unreadable the next time.
-        self.sql_state()
-            .is_some_and(|state| !self.is_retryable() || *state == SqlState::IO_ERROR)
+        let is_refused = |state: &SqlState| !self.is_retryable() || *state == SqlState::IO_ERROR;
+        !self.is_lease_lost() && self.sql_state().is_some_and(is_refused)
     }
 
     /// Whether the statement may have committed although this error came back.

@@ -14,6 +14,7 @@ use crate::granted::Granted;
 use crate::inner::Inner;
 use crate::pace::Step;
 use crate::poll::Request;
+use crate::reason::Reason;
 use crate::telemetry::LookSpan;
 use crate::waiters::Sent;
 
@@ -102,7 +103,8 @@ pub(crate) fn make_look<R: Request>(
         let request = look.request.clone();
         let found = request.look(Arc::clone(&look.inner), wanted, behind);
         let inner = Arc::clone(&look.inner);
-        let _until_answered = inner.pace.sent(R::QUEUE, Step::Fetch);
+        // Nobody waits for what is looked for ahead, so nobody waits for its end either.
+        let _until_answered = (look.sent.reason != Reason::Next).then(|| inner.pace.sent(R::QUEUE, Step::Fetch));
         let found = found.instrument(look.span.span()).await;
         look.land(found);
     };

@@ -1,4 +1,4 @@
-//! What those who end something ask for next, looked for while they end it.
+//! What those who end something ask for next, looked for while they end it, or before.
 //!
 //! A worker that has acked an activity fetches the next one. When nobody of its process waits for any, there are probably some, and
 //! they are looked for beside the call that acks: they are there before they are asked for, and the ack itself is as short as it can be,

@@ -1,5 +1,5 @@
 -- Removes finished activities and delivers their completions, if any, each in one step; all of one call in one
--- transaction. The first row tells for each whether it was done: false when it was cancelled, has expired or was taken over;
+-- transaction. The first row tells for each whether it was done: false when it was cancelled or taken over, or, among many, has expired;
 -- and how many of the instances that are due now somebody should look for, those claimed here included.
 -- One alone: ack_work_item.
 -- p_turn_limit: how many turns somebody waits for. So many of the instances that it completes activities of are claimed as well, if that can

@@ -18,6 +18,8 @@ declare
     c_few    constant integer := 4;
     v_few    boolean := cardinality(p_instance_ids) <= c_few;
     v_due    text[] := '{}'::text[];
+    v_is_new boolean;
+    v_is_due boolean;
     v_leased boolean;
 begin
     if p_instance_ids is null then
@@ -30,26 +32,31 @@ begin
     if v_few then
         -- The usual case: in the order of their ids.
         for v_position in 1 .. cardinality(p_instance_ids) loop
+            v_is_new := false;
             if p_marked then
-                select b.lease is not null and b.cached_by = p_node and b.available_at > clock_timestamp()
-                  into v_leased
+                select b.lease is not null or b.available_at <= p_visible_at[v_position],
+                       b.lease is not null and b.cached_by = p_node and b.available_at > clock_timestamp()
+                  into v_is_due, v_leased
                   from mailboxes as b
-                 where b.instance_id = p_instance_ids[v_position]
-                   and (b.lease is not null or b.available_at <= p_visible_at[v_position]);
-                if found then
+                 where b.instance_id = p_instance_ids[v_position];
+                v_is_new := not found;
+                if v_is_due then
                     if v_leased is not true then
                         v_due := v_due || p_instance_ids[v_position];
                     end if;
                     continue;
                 end if;
             end if;
-            update mailboxes as m
-               set available_at = p_visible_at[v_position]
-             where m.instance_id = p_instance_ids[v_position]
-               and m.lease is null
-               and m.available_at > p_visible_at[v_position];
-            if not found then
-                -- There is none yet, most likely.
+            if not v_is_new then
+                update mailboxes as m
+                   set available_at = p_visible_at[v_position]
+                 where m.instance_id = p_instance_ids[v_position]
+                   and m.lease is null
+                   and m.available_at > p_visible_at[v_position];
+                v_is_new := not found;
+            end if;
+            if v_is_new then
+                -- Or has become due since, or gone, or come.
                 insert into mailboxes as m (instance_id, available_at)
                 values (p_instance_ids[v_position], p_visible_at[v_position])
                     on conflict (instance_id) do update

@@ -100,7 +100,8 @@ async fn a_look_for_those_who_come_back_is_made_when_it_may_find_something_that_
     group.woken = Some(Reason::Enqueued);
     assert!(group.look_next(now, 2, 4).is_none(), "somebody waits");
     drop(receiver);
-    assert!(group.look_next(now, 2, 4).is_some());
+    let most = group.look_next(now, 200, 300).expect("there is something");
+    assert_eq!(most.wanted(), MAX_ITEMS, "no look brings more");
 }
 
 #[tokio::test]

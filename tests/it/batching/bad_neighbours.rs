@@ -69,6 +69,37 @@ async fn lost_leases_cost_their_neighbours_no_second_call() {
     assert_eq!(world.proxy.calls_of(TURN_ACKS), 2);
 }
 
+/// Few are ended one after the other: the whole call fails, and each goes again by itself.
+#[tokio::test]
+async fn an_expired_activity_ack_among_few_fails_alone() {
+    const FEW: usize = 5;
+    const EXPIRED: usize = 3;
+    let world = World::new().await;
+    let names = instances(FEW);
+    let mut activities = world.activities(&names).await;
+    activities.sort_by_key(number);
+    let expired = "update worker_queue set available_at = clock_timestamp() where instance_id = $1";
+    world.execute(expired, &[&names[EXPIRED]]).await;
+    let acks = activities
+        .into_iter()
+        .map(|done| ack_activity(world.provider.clone(), done));
+    let answers = together(&world, ACTIVITY_ACKS, acks).await;
+    // The first, those behind it together, and each of those.
+    assert_eq!(world.proxy.calls_of(ACTIVITY_ACKS), 1 + 1 + (FEW - 1));
+    for (position, name) in names.iter().enumerate() {
+        let left = "select (select count(*) from orchestrator_queue where instance_id = $1) * 10 \
+                         + (select count(*) from worker_queue where instance_id = $1)";
+        let left = world.number(left, &[name]).await;
+        if position == EXPIRED {
+            assert_permanent(&answers[position], "DX001");
+            assert_eq!(left, 1, "{name}");
+        } else {
+            answers[position].as_ref().expect("a good neighbour");
+            assert_eq!(left, 10, "{name}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn bad_activity_acks_fail_alone() {
     let world = World::new().await;

@@ -175,3 +175,25 @@ async fn a_second_ack_with_the_same_token_fails() {
     world.provider.ack_work_item(&token, None).await.expect("ack");
     assert_lease_lost(world.provider.ack_work_item(&token, None).await);
 }
+
+/// The first attempt dies before its commit, and the lease ends before the second: nothing was done, and nothing else is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_activity_ack_that_is_repeated_too_late_fails() {
+    let world = World::new().await;
+    let token = world.activity(INSTANCE, LEASE).await;
+    let locker = Locker::lock(&world, "worker_queue", INSTANCE).await;
+    let meanwhile = async {
+        let waiter = locker.waiter(&world, &[]).await;
+        let mut retry = world.proxy.hold_request_of(".ack_work_item(");
+        world.terminate(waiter).await;
+        retry.wait().await;
+        locker.unlock().await;
+        let expired = "with expired as (update worker_queue set available_at = clock_timestamp() where instance_id = $1 \
+                       returning id) select count(*) from expired";
+        assert_eq!(world.number(expired, &[&INSTANCE]).await, 1);
+        retry.release();
+    };
+    let (result, ()) = tokio::join!(ack_activity(&world.provider, &token, "first"), meanwhile);
+    assert_lease_lost(result);
+    assert_eq!(messages(&world, INSTANCE).await, (0, 0));
+}

@@ -89,6 +89,41 @@ async fn whoever_comes_back_often_has_the_next_already() {
     panic!("never less than {fewest} looks for 20");
 }
 
+/// Where activities are short the next ones are looked for while a worker works, and not while it acks: on a busy machine not always.
+#[tokio::test]
+async fn what_is_short_is_looked_for_between_acks() {
+    let world = World::new().await;
+    let provider = &world.provider;
+    enqueue(provider, 1..=60).await;
+    for _ in 0..30 {
+        let (item, token, _) = gets(provider, LOCK, &TagFilter::DefaultOnly).await;
+        let WorkItem::ActivityExecute { id, .. } = item else {
+            panic!("{item:?}");
+        };
+        let is_at_hand = leased(&world).await > 1;
+        let before = looks(&world);
+        let mut held = world.proxy.hold_answer_of(ACTIVITY_ACK);
+        let acked = tokio::spawn({
+            let provider = provider.clone();
+            async move { ack(&provider, &token, id).await }
+        });
+        held.wait().await;
+        let beside = looks(&world) - before;
+        held.release();
+        acked.await.expect("no panic");
+        if is_at_hand && beside == 0 {
+            let begun = std::time::Instant::now();
+            while looks(&world) == before && begun.elapsed() < WOKEN {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if looks(&world) > before {
+                return;
+            }
+        }
+    }
+    panic!("always looked for beside an ack, or not at all");
+}
+
 /// What all of them will ask for is looked for in one call.
 #[tokio::test]
 async fn those_who_ack_together_come_back_together() {

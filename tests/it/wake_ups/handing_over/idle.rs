@@ -122,8 +122,10 @@ async fn what_ends_too_late_hands_nothing_over() {
     world
         .execute("update worker_queue set available_at = clock_timestamp()", &[])
         .await;
+    let before = world.proxy.calls_of(ACTIVITY_ACK);
     let late = provider.ack_work_item(&token, Some(completed("i", 1))).await;
     assert!(late.expect_err("late").message.contains("DX001"));
+    assert_eq!(world.proxy.calls_of(ACTIVITY_ACK), before + 1, "once is enough to know");
     assert_eq!(world.number(IS_IDLE, &[]).await, 1);
     assert_eq!(world.number(MESSAGES, &[]).await, 0);
     let sent = provider.enqueue_for_orchestrator(raised("i", "x"), None).await;
