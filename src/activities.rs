@@ -163,8 +163,15 @@ impl Inner {
             // Here, because a caller may have gone away.
             let look = turns.land(&sent).await;
             if sent.is_ok() && self.leases.work_is_short() {
-                // While they work: then there is nothing to look for while they ack. Others, if there are any, want their share.
-                self.look_for_next(&acks, 2, if self.waker.has_company() { 2 } else { 3 });
+                // While they work: then there is nothing to look for while they ack.
+                let most = match (self.leases.work_takes_a_moment(), self.waker.has_company()) {
+                    // All of it is soon done, and few large looks cost less than many small ones.
+                    (true, _) => 6,
+                    // Others want their share.
+                    (false, true) => 2,
+                    (false, false) => 3,
+                };
+                self.look_for_next(&acks, 2, most);
             }
             if let Ok(rows) = &sent {
                 if !rest.is_zero() {

@@ -1,5 +1,6 @@
 //! Looking for activities, as `fetch_work_item` does it: many in one call.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -184,6 +185,8 @@ impl Inner {
             Sessions::No | Sessions::IfAny => (None, 0),
         };
         let (cursor_tags, cursors) = self.session_cursors(owner_id);
+        let sent = Instant::now();
+        let from_ms = self.heads.begin(&request.tags, sent);
         let rows = self
             .call_with_care(
                 OPERATION,
@@ -195,6 +198,7 @@ impl Inner {
                     &(request.sessions == Sessions::IfAny),
                     &cursor_tags,
                     &cursors,
+                    &from_ms,
                     &i32::try_from(wanted).unwrap_or(i32::MAX),
                     &self.cache.is_enabled().then_some(self.node),
                 ],
@@ -207,7 +211,16 @@ impl Inner {
                     .map_err(|error| self.decoding(OPERATION, error))?;
             }
         }
-        self.found_activities(OPERATION, request, &rows)
+        let found = self.found_activities(OPERATION, request, &rows)?;
+        let due = rows.iter().map(|row| row.try_get::<_, Option<i64>>("due_ms"));
+        let due: Vec<_> = due
+            .collect::<Result<_, _>>()
+            .map_err(|error| self.decoding(OPERATION, error))?;
+        if let Some(due_ms) = due.into_iter().flatten().min() {
+            let all = from_ms.is_none() || found.granted.is_empty();
+            self.heads.seen(&request.tags, sent, due_ms, all);
+        }
+        Ok(found)
     }
 
     fn found_activities(
@@ -218,6 +231,8 @@ impl Inner {
     ) -> Result<Found<Claimed>, Failure> {
         let mut found = Found::nothing();
         let mut unreadable = None;
+        // What came along with one activity is for the others of its instance as well.
+        let mut histories = HashMap::new();
         for row in rows {
             let sessions: bool = row
                 .try_get("sessions")
@@ -241,7 +256,10 @@ impl Inner {
             match *item {
                 Ok(item) => {
                     let (instance_id, lease, token) = (token.instance_id.clone(), token.lease, token.to_string());
-                    let ahead = history.map(|tail| (instance_id, tail));
+                    if let Some(tail) = history {
+                        histories.insert(instance_id.clone(), tail);
+                    }
+                    let ahead = histories.get(&instance_id).cloned().map(|tail| (instance_id, tail));
                     let claimed = Claimed::new((item, token.clone(), attempt_count), ahead);
                     found
                         .granted

@@ -67,6 +67,7 @@ fn decode_events(texts: &[String], before: usize) -> Result<Vec<Event>, String> 
 }
 
 /// What the database sent of a history: what comes after `cached_event_id`, which this process has, or all of it (0).
+#[derive(Clone)]
 pub(crate) struct Tail {
     /// None where there is no mailbox, and so nothing to tell whether it changed.
     pub(crate) epoch: Option<i64>,

@@ -21,6 +21,7 @@ use crate::call::{Answer, Caller, Connection, LeaseCall, Parameters};
 use crate::encode;
 use crate::error::{CallError, Failure};
 use crate::granted::GoingBack;
+use crate::head::Heads;
 use crate::history::{ReadAnswer, ReadRequest};
 use crate::instances::{CustomStatus, StatusRequest};
 use crate::lease::Leases;
@@ -64,6 +65,7 @@ pub(crate) struct Inner {
     pub(crate) new_activities: Batcher<NewActivity, Result<(), CallError>>,
     pub(crate) reads: Batcher<ReadRequest, Result<ReadAnswer, CallError>>,
     pub(crate) statuses: Batcher<StatusRequest, Result<Option<CustomStatus>, CallError>>,
+    pub(crate) heads: Heads,
     /// Tag filters for which there were activities of sessions at the last look.
     pub(crate) tags_with_sessions: Mutex<HashSet<Option<Vec<String>>>>,
     /// Where each owner of sessions goes on visiting those of each tag, so that every session has its turn.
@@ -116,6 +118,7 @@ impl Inner {
             ),
             reads: Batcher::new("read", Self::send_reads),
             statuses: Batcher::new("get_custom_status", Self::send_status_requests),
+            heads: Heads::default(),
             tags_with_sessions: Mutex::default(),
             session_cursors: Mutex::default(),
         });

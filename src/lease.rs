@@ -83,6 +83,11 @@ impl Leases {
         self.usual().is_some_and(|usual| usual <= SHORT)
     }
 
+    /// Whether it is done almost at once.
+    pub(crate) fn work_takes_a_moment(&self) -> bool {
+        self.usual().is_some_and(|usual| usual <= A_MOMENT)
+    }
+
     /// Waits until those have finished who are probably about to.
     pub(crate) async fn company(&self) {
         let since = Instant::now();

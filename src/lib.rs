@@ -33,6 +33,7 @@ mod follow;
 mod granted;
 mod habit;
 mod handover;
+mod head;
 mod history;
 mod inner;
 mod instances;

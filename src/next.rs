@@ -7,7 +7,7 @@
 //!
 //! Only for those who wait for work when they fetch, because others may not come back; and not once a fetch that waited
 //! was dropped, until there is another: that is how a runtime begins to shut down. Should it end all the same before something can
-//! be handed back (three for each worker at most), that can be had when its lease ends.
+//! be handed back (six for each worker at most), that can be had when its lease ends.
 
 use std::sync::Arc;
 

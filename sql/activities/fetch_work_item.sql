@@ -2,11 +2,13 @@
 -- p_tags: routing keys, NULL for any tag. p_owner_id: takes activities of sessions too, for this owner;
 -- NULL: only those without a session. sessions tells whether there are any of sessions for these tags;
 -- p_unless_sessions: if there are, claims nothing. p_cursor_tags, p_cursors: where to go on visiting the sessions of a tag,
--- as the last answer said.
+-- as the last answer said. p_from_ms: of those without a session, only what was due by then or later is looked for, as long as there is some;
+-- NULL: all. What was claimed and deleted stays in the index until a vacuum, in front of what is due: whoever looks often need not pass it each time.
 --   lease not NULL  a claimed activity; load_error says that it could not be read
 --                   history_epoch, history_execution_id, cached_event_id, history: as of history_along, for p_node, the
---                   process. Whoever executes an activity reads it next
---   lease NULL      the last row, only when less was claimed than asked for: next_ms until it is worth asking again, NULL if unknown
+--                   process. Whoever executes an activity reads it next. Only with one of those of an instance. due_ms: when it was due
+--   lease NULL      the last row, only when less was claimed than asked for: next_ms until it is worth asking again, NULL if unknown;
+--                   due_ms: the time of this look
 -- p_with_care: as for fetch_orchestration_item.
 -- Locks: worker rows, SKIP LOCKED, one after the other; then tries the session. Never waits. Raises DX007.
 create or replace function fetch_work_item(
@@ -17,6 +19,7 @@ create or replace function fetch_work_item(
     p_unless_sessions         boolean,
     p_cursor_tags             text[],
     p_cursors                 text[],
+    p_from_ms                 bigint,
     p_limit                   integer,
     p_node                    uuid,
     p_with_care               boolean
@@ -34,6 +37,7 @@ create or replace function fetch_work_item(
     cached_event_id      bigint,
     history              text[],
     sessions             boolean,
+    due_ms               bigint,
     next_ms              bigint,
     cursor_tags          text[],
     cursors              text[]
@@ -47,9 +51,13 @@ declare
     -- What is due but locked is being worked on, and sessions not visited yet are next: worth another look soon, not now.
     c_locked_recheck  constant interval := interval '25 ms';
     c_unvisited_pause constant interval := interval '100 ms';
+    -- How far ahead a look for what will be due goes that did not begin at the beginning: leases that have ended are in its way.
+    c_busy_pause      constant interval := interval '1 second';
     -- Up to here several small statements for each cost less than starting the large one.
     c_few             constant integer := 3;
     v_now             timestamptz;
+    v_from            timestamptz := coalesce(timestamp_from_ms(p_from_ms), '-infinity');
+    v_until           timestamptz := timestamptz 'infinity';
     v_tags            text[];
     v_wanted          integer;
     v_visit_sessions  boolean;
@@ -64,6 +72,7 @@ declare
     v_session_next    timestamptz;
     v_head            record;
     v_row             record;
+    v_instance_id     text;
     v_claimed         integer := 0;
     v_next            timestamptz;
 begin
@@ -106,6 +115,7 @@ begin
                                          select from worker_queue as w
                                           where w.tag = t.tag
                                             and w.session_id = ''
+                                            and w.available_at >= v_from
                                             and w.available_at <= v_now
                                           limit 1) as w);
             select array_agg(h.tag) filter (where h.id is not null),
@@ -126,10 +136,11 @@ begin
             if v_wanted <= c_few and cardinality(v_tags) = 1 then
                 -- The ordinary case.
                 for v_row in
-                    select w.instance_id, w.execution_id, w.activity_id, w.id
+                    select w.instance_id, w.execution_id, w.activity_id, w.id, w.available_at
                       from worker_queue as w
                      where w.tag = v_tags[1]
                        and w.session_id = ''
+                       and w.available_at >= v_from
                        and w.available_at <= v_now
                      order by w.available_at, w.id
                      limit v_wanted
@@ -147,37 +158,44 @@ begin
                          into instance_id, execution_id, activity_id, id, lease, attempt_count, work_item;
                     select a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
                       into history_epoch, history_execution_id, cached_event_id, history
-                      from history_along(v_row.instance_id, p_node) as a;
+                      from history_along(nullif(instance_id, v_instance_id), p_node) as a;
+                    v_instance_id := instance_id;
+                    due_ms := ms_from_timestamp(v_row.available_at);
                     v_claimed := v_claimed + 1;
                     return next;
                 end loop;
             else
+                if cardinality(v_tags) > 1 then
+                    -- The tag that waits longest first.
+                    v_tags := array(select t.tag
+                                      from unnest(v_tags) as t (tag)
+                                      left join lateral (
+                                           select h.available_at
+                                             from worker_queue as h
+                                            where h.tag = t.tag
+                                              and h.session_id = ''
+                                              and h.available_at >= v_from
+                                              and h.available_at <= v_now
+                                            order by h.available_at
+                                            limit 1) as h on true
+                                     order by h.available_at);
+                end if;
                 -- The same for all of them in one statement.
-                for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item,
+                for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item, due_ms,
                     history_epoch, history_execution_id, cached_event_id, history in
                     with claimed as (
                         update worker_queue as w
                            set lease = gen_random_uuid(),
                                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
                                attempt_count = w.attempt_count + 1
-                          from (select d.instance_id, d.execution_id, d.activity_id, d.id
-                                  -- The tag that waits longest first.
-                                  from (select t.tag
-                                          from unnest(v_tags) as t (tag)
-                                         cross join lateral (
-                                               select h.available_at
-                                                 from worker_queue as h
-                                                where h.tag = t.tag
-                                                  and h.session_id = ''
-                                                  and h.available_at <= v_now
-                                                order by h.available_at, h.id
-                                                limit 1) as h
-                                         order by h.available_at) as t
+                          from (select d.instance_id, d.execution_id, d.activity_id, d.id, d.available_at
+                                  from unnest(v_tags) as t (tag)
                                  cross join lateral (
-                                       select c.instance_id, c.execution_id, c.activity_id, c.id
+                                       select c.instance_id, c.execution_id, c.activity_id, c.id, c.available_at
                                          from worker_queue as c
                                         where c.tag = t.tag
                                           and c.session_id = ''
+                                          and c.available_at >= v_from
                                           and c.available_at <= v_now
                                         order by c.available_at, c.id
                                         limit v_wanted
@@ -187,17 +205,27 @@ begin
                            and w.execution_id = d.execution_id
                            and w.activity_id = d.activity_id
                            and w.id = d.id
-                        returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
+                        returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || '' as work_item,
+                                  d.available_at
                     )
-                    select c.*, a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
-                      from claimed as c
-                      left join lateral history_along(c.instance_id, p_node) as a on true
+                    select c.instance_id, c.execution_id, c.activity_id, c.id, c.lease, c.attempt_count, c.work_item,
+                           ms_from_timestamp(c.available_at),
+                           a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
+                      from (select c.*, row_number() over (partition by c.instance_id order by c.available_at, c.id) as number
+                              from claimed as c) as c
+                      left join lateral history_along(case when c.number = 1 then c.instance_id end, p_node) as a on true
+                     order by c.available_at, c.id
                 loop
                     v_claimed := v_claimed + 1;
                     return next;
                 end loop;
             end if;
-            exit when v_claimed > 0 or v_unvisited is not true or not v_busy;
+            exit when v_claimed > 0;
+            if v_from > '-infinity' then
+                v_from := timestamptz '-infinity';
+                continue;
+            end if;
+            exit when v_unvisited is not true or not v_busy;
             -- Others have locked it: then there is time for sessions.
             v_thorough := true;
             v_visit_sessions := true;
@@ -215,6 +243,7 @@ begin
                      from worker_queue as w
                     where w.tag = t.tag
                       and w.session_id = ''
+                      and w.available_at >= v_from
                       and w.available_at <= v_now
                     order by w.available_at, w.id
                     limit 1) as h
@@ -225,11 +254,12 @@ begin
              where s.available_at < 'infinity'
              order by 3, 4
         loop
-            select w.instance_id, w.execution_id, w.activity_id, w.id
+            select w.instance_id, w.execution_id, w.activity_id, w.id, w.available_at
               into v_row
               from worker_queue as w
              where w.tag = v_head.tag
                and w.session_id = v_head.session_id
+               and w.available_at >= v_head.available_at
                and w.available_at <= v_now
              order by w.available_at, w.id
              limit 1
@@ -243,13 +273,18 @@ begin
                 v_head_times[v_head.position] := 'infinity';
             end if;
         end loop;
-        exit when v_row is null;
+        if v_row is null then
+            exit when v_claimed > 0 or v_from = '-infinity';
+            v_from := timestamptz '-infinity';
+            continue;
+        end if;
 
         lease := gen_random_uuid();
         instance_id := v_row.instance_id;
         execution_id := v_row.execution_id;
         activity_id := v_row.activity_id;
         id := v_row.id;
+        due_ms := ms_from_timestamp(v_row.available_at);
         work_item := null;
         load_error := null;
         history_execution_id := null;
@@ -301,6 +336,9 @@ begin
     end loop;
 
     if v_claimed < p_limit then
+        if v_from > '-infinity' then
+            v_until := v_now + c_busy_pause;
+        end if;
         select min(h.available_at)
           into v_next
           from unnest(v_tags) as t (tag)
@@ -309,9 +347,11 @@ begin
                  from worker_queue as w
                 where w.tag = t.tag
                   and w.session_id = ''
+                  and w.available_at >= v_from
+                  and w.available_at <= v_until
                 order by w.available_at
                 limit 1) as h;
-        v_next := least(v_next, v_session_next);
+        v_next := least(v_next, v_session_next, v_until);
         if v_locked or v_next <= v_now then
             v_next := v_now + c_locked_recheck;
         elsif v_unvisited then
@@ -323,6 +363,7 @@ begin
         lease := null;
         work_item := null;
         history := null;
+        due_ms := ms_from_timestamp(v_now);
         next_ms := ms_between(v_now, v_next);
         return next;
     end if;

@@ -2,6 +2,7 @@
 
 mod deletion;
 mod handing_over;
+mod left_behind;
 
 use std::sync::{Arc, Mutex};
 
@@ -364,11 +365,11 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         .await;
     // Any tag; as an owner of sessions, and without.
     for call in [
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 1, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', 4, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', 4, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', 4, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', null, 1, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', null, 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
     ] {
         faults.extend(explained.judge(call, call, &[]).await);
     }

@@ -133,7 +133,7 @@ async fn sessions_are_found_whatever_the_order_of_the_database() {
     }
 }
 
-const FETCH: &str = "select count(lease), max(next_ms) from fetch_work_item(60000, '{\"\"}', 'me', 60000, false, '{}', '{}', $1, null, false)";
+const FETCH: &str = "select count(lease), max(next_ms) from fetch_work_item(60000, '{\"\"}', 'me', 60000, false, '{}', '{}', null, $1, null, false)";
 
 /// What a fetch costs does not depend on how many sessions its owner holds, or others do.
 #[tokio::test]
