@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_postgres::Row;
 use tracing::error;
+use uuid::Uuid;
 
 use crate::ahead::{self, Ahead};
 use crate::call::Connection;
@@ -217,7 +218,11 @@ impl Inner {
             .collect::<Result<_, _>>()
             .map_err(|error| self.decoding(OPERATION, error))?;
         if let Some(due_ms) = due.into_iter().flatten().min() {
-            let all = from_ms.is_none() || found.granted.is_empty();
+            let too_little = rows.last().map(|row| row.try_get::<_, Option<Uuid>>("lease"));
+            let too_little = too_little
+                .transpose()
+                .map_err(|error| self.decoding(OPERATION, error))?;
+            let all = from_ms.is_none() || too_little == Some(None);
             self.heads.seen(&request.tags, sent, due_ms, all);
         }
         Ok(found)
@@ -253,12 +258,12 @@ impl Inner {
                 } => (token, attempt_count, item, history),
             };
             self.leases.extended(token.lease, request.lock_timeout);
+            if let Some(tail) = history {
+                histories.insert(token.instance_id.clone(), tail);
+            }
             match *item {
                 Ok(item) => {
                     let (instance_id, lease, token) = (token.instance_id.clone(), token.lease, token.to_string());
-                    if let Some(tail) = history {
-                        histories.insert(instance_id.clone(), tail);
-                    }
                     let ahead = histories.get(&instance_id).cloned().map(|tail| (instance_id, tail));
                     let claimed = Claimed::new((item, token.clone(), attempt_count), ahead);
                     found

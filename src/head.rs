@@ -2,8 +2,8 @@
 //!
 //! Activities are claimed at one end of an index and added at the other, and what was claimed stays in it until the next vacuum. A look that
 //! begins at the beginning passes all of that; one that begins where the last one found something does not. What turns up behind that place
-//! later, because somebody had it locked or committed late, is found by the looks that begin at the beginning again: one a second, and
-//! each that found nothing otherwise.
+//! later, because somebody had it locked or committed late, is found by the looks that go back to the beginning: one a second, and
+//! each that found too little otherwise. From then on looks begin there.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +23,9 @@ pub(crate) struct Heads(Mutex<HashMap<Option<Vec<String>>, Head>>);
 struct Head {
     /// When what was claimed last was due, by the server's clock.
     due_ms: i64,
-    /// When the last look went out that began at the beginning.
+    /// When the look went out that claimed it.
+    sent: Instant,
+    /// When the last look went out that went back to the beginning.
     all_seen: Instant,
 }
 
@@ -35,13 +37,19 @@ impl Heads {
         (now.saturating_duration_since(head.all_seen) < ALL_AGAIN).then(|| head.due_ms.saturating_sub(MARGIN_MS))
     }
 
-    /// What a look saw that went out at `sent`. `due_ms`: when the first it claimed was due; the time of the look, if it claimed nothing. `all`: it began at the
-    /// beginning.
+    /// What a look saw that went out at `sent`. `due_ms`: when the first it claimed was due; the time of the look, if it claimed nothing. `all`: it went back to
+    /// the beginning.
     pub(crate) fn seen(&self, tags: &Option<Vec<String>>, sent: Instant, due_ms: i64, all: bool) {
         let mut heads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match heads.get_mut(tags) {
             Some(head) => {
-                head.due_ms = due_ms;
+                if sent >= head.sent {
+                    head.due_ms = due_ms;
+                    head.sent = sent;
+                } else {
+                    // Overtaken by one that may have found more behind it.
+                    head.due_ms = head.due_ms.min(due_ms);
+                }
                 if all {
                     head.all_seen = head.all_seen.max(sent);
                 }
@@ -50,7 +58,12 @@ impl Heads {
                 if heads.len() >= MAX_FILTERS {
                     heads.clear();
                 }
-                heads.insert(tags.clone(), Head { due_ms, all_seen: sent });
+                let head = Head {
+                    due_ms,
+                    sent,
+                    all_seen: sent,
+                };
+                heads.insert(tags.clone(), head);
             }
             None => {}
         }
@@ -79,9 +92,11 @@ mod tests {
             None,
             "only a look at all of them counts"
         );
-        heads.seen(&some, start + ALL_AGAIN, 11_000, true);
-        // One that was overtaken.
-        heads.seen(&some, start, 9_000, true);
+        heads.seen(&some, start + ALL_AGAIN, 10_000, true);
+        // Those that were overtaken.
+        heads.seen(&some, later, 12_000, false);
+        assert_eq!(heads.begin(&some, start + ALL_AGAIN), Some(10_000 - MARGIN_MS));
+        heads.seen(&some, later, 9_000, true);
         assert_eq!(heads.begin(&some, start + ALL_AGAIN), Some(9_000 - MARGIN_MS));
     }
 

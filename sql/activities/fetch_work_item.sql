@@ -2,8 +2,8 @@
 -- p_tags: routing keys, NULL for any tag. p_owner_id: takes activities of sessions too, for this owner;
 -- NULL: only those without a session. sessions tells whether there are any of sessions for these tags;
 -- p_unless_sessions: if there are, claims nothing. p_cursor_tags, p_cursors: where to go on visiting the sessions of a tag,
--- as the last answer said. p_from_ms: of those without a session, only what was due by then or later is looked for, as long as there is some;
--- NULL: all. What was claimed and deleted stays in the index until a vacuum, in front of what is due: whoever looks often need not pass it each time.
+-- as the last answer said. p_from_ms: of those without a session, what was due by then or later comes first, and the others only
+-- if that is not enough; NULL: all as they come. What was claimed and deleted stays in the index until a vacuum, in front of what is due: whoever looks often need not pass it each time.
 --   lease not NULL  a claimed activity; load_error says that it could not be read
 --                   history_epoch, history_execution_id, cached_event_id, history: as of history_along, for p_node, the
 --                   process. Whoever executes an activity reads it next. Only with one of those of an instance. due_ms: when it was due
@@ -51,13 +51,10 @@ declare
     -- What is due but locked is being worked on, and sessions not visited yet are next: worth another look soon, not now.
     c_locked_recheck  constant interval := interval '25 ms';
     c_unvisited_pause constant interval := interval '100 ms';
-    -- How far ahead a look for what will be due goes that did not begin at the beginning: leases that have ended are in its way.
-    c_busy_pause      constant interval := interval '1 second';
     -- Up to here several small statements for each cost less than starting the large one.
     c_few             constant integer := 3;
     v_now             timestamptz;
     v_from            timestamptz := coalesce(timestamp_from_ms(p_from_ms), '-infinity');
-    v_until           timestamptz := timestamptz 'infinity';
     v_tags            text[];
     v_wanted          integer;
     v_visit_sessions  boolean;
@@ -160,7 +157,7 @@ begin
                       into history_epoch, history_execution_id, cached_event_id, history
                       from history_along(nullif(instance_id, v_instance_id), p_node) as a;
                     v_instance_id := instance_id;
-                    due_ms := ms_from_timestamp(v_row.available_at);
+                    due_ms := ms_from_timestamp(greatest(v_row.available_at, 'epoch'));
                     v_claimed := v_claimed + 1;
                     return next;
                 end loop;
@@ -209,7 +206,7 @@ begin
                                   d.available_at
                     )
                     select c.instance_id, c.execution_id, c.activity_id, c.id, c.lease, c.attempt_count, c.work_item,
-                           ms_from_timestamp(c.available_at),
+                           ms_from_timestamp(greatest(c.available_at, 'epoch')),
                            a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
                       from (select c.*, row_number() over (partition by c.instance_id order by c.available_at, c.id) as number
                               from claimed as c) as c
@@ -220,12 +217,11 @@ begin
                     return next;
                 end loop;
             end if;
-            exit when v_claimed > 0;
             if v_from > '-infinity' then
                 v_from := timestamptz '-infinity';
                 continue;
             end if;
-            exit when v_unvisited is not true or not v_busy;
+            exit when v_claimed > 0 or v_unvisited is not true or not v_busy;
             -- Others have locked it: then there is time for sessions.
             v_thorough := true;
             v_visit_sessions := true;
@@ -274,7 +270,7 @@ begin
             end if;
         end loop;
         if v_row is null then
-            exit when v_claimed > 0 or v_from = '-infinity';
+            exit when v_from = '-infinity';
             v_from := timestamptz '-infinity';
             continue;
         end if;
@@ -284,7 +280,7 @@ begin
         execution_id := v_row.execution_id;
         activity_id := v_row.activity_id;
         id := v_row.id;
-        due_ms := ms_from_timestamp(v_row.available_at);
+        due_ms := ms_from_timestamp(greatest(v_row.available_at, 'epoch'));
         work_item := null;
         load_error := null;
         history_execution_id := null;
@@ -336,9 +332,6 @@ begin
     end loop;
 
     if v_claimed < p_limit then
-        if v_from > '-infinity' then
-            v_until := v_now + c_busy_pause;
-        end if;
         select min(h.available_at)
           into v_next
           from unnest(v_tags) as t (tag)
@@ -347,11 +340,9 @@ begin
                  from worker_queue as w
                 where w.tag = t.tag
                   and w.session_id = ''
-                  and w.available_at >= v_from
-                  and w.available_at <= v_until
                 order by w.available_at
                 limit 1) as h;
-        v_next := least(v_next, v_session_next, v_until);
+        v_next := least(v_next, v_session_next);
         if v_locked or v_next <= v_now then
             v_next := v_now + c_locked_recheck;
         elsif v_unvisited then

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use duroxide::providers::{Provider, TagFilter};
-use uuid::Uuid;
 
 use super::{Explained, json, number};
 use crate::fixtures::{LOCK, activity};
@@ -47,7 +46,7 @@ async fn a_look_need_not_pass_what_was_claimed_before() {
             add(&client, &format!("{round}{number}"), 0).await;
         }
         let mut pages = Vec::new();
-        for from in [Some(time_ms(&client, 250).await), None] {
+        for from in [Some(time_ms(&client, 10_000).await), None] {
             let transaction = explained.client.batch_execute("begin").await;
             transaction.expect("begin");
             let plans = explained.plans(FETCH, FETCH, &[&from, &limit]).await;
@@ -67,55 +66,91 @@ async fn a_look_need_not_pass_what_was_claimed_before() {
     }
 }
 
+/// What a look finds that begins at the head, by instance.
+async fn found(
+    client: &tokio_postgres::Client,
+    tags: Option<&[&str]>,
+    owner: Option<&str>,
+    limit: i32,
+    care: bool,
+) -> Vec<String> {
+    let fetch = "select instance_id from fetch_work_item(30000, $1, $2, 30000, false, '{}', '{}', $3, $4, null, $5) where lease is not null";
+    let from = Some(time_ms(client, 10_000).await);
+    let rows = client
+        .query(fetch, &[&tags, &owner, &from, &limit, &care])
+        .await
+        .expect("a look");
+    client
+        .batch_execute("delete from worker_queue")
+        .await
+        .expect("an empty queue");
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// Enough at the head is all it takes; where that is too little, it looks at all, whatever it is about.
 #[tokio::test]
-async fn a_look_that_begins_at_the_head_and_finds_nothing_looks_at_all() {
+async fn a_look_that_begins_at_the_head_and_finds_too_little_looks_at_all() {
     let schema = TestSchema::new();
     schema.provider().await;
-    let client = schema.client().await;
-    let found = async |limit: i32| -> Vec<(Option<String>, Option<i64>)> {
-        let from = Some(time_ms(&client, 250).await);
-        let rows = client.query(FETCH, &[&from, &limit]).await.expect("a look");
-        let claimed = |row: &tokio_postgres::Row| row.get::<_, Option<Uuid>>("lease").and(row.get("instance_id"));
-        rows.iter().map(|row| (claimed(row), row.get("next_ms"))).collect()
-    };
-    for limit in [1, 8] {
-        add(&client, "late", 60_000).await;
-        let one = found(limit).await;
-        assert_eq!(one[0].0.as_deref(), Some("late"));
+    let client = &schema.client().await;
+    let one: &[&str] = &[""];
+    let two: &[&str] = &["", "#other"];
+    for tags in [Some(one), Some(two), None] {
+        for (owner, care) in [(None, false), (Some("me"), false), (Some("me"), true)] {
+            for limit in [1, 8] {
+                let with_session = owner.is_some() && limit > 1;
+                add(client, "late", 60_000).await;
+                assert_eq!(found(client, tags, owner, limit, care).await, ["late"]);
 
-        // As long as there are others it can wait; but not long.
-        client
-            .batch_execute("delete from worker_queue")
-            .await
-            .expect("an empty queue");
-        add(&client, "late", 60_000).await;
-        add(&client, "new", 0).await;
-        let two = found(limit).await;
-        assert_eq!(two[0].0.as_deref(), Some("new"));
-        match two.as_slice() {
-            [_] if limit == 1 => {}
-            [_, (None, Some(next))] => assert!((0..=1000).contains(next), "{next} ms"),
-            _ => panic!("{two:?}"),
+                add(client, "late", 60_000).await;
+                add(client, "new", 0).await;
+                if with_session {
+                    add(client, "of a session", 60_000).await;
+                    let session = "update worker_queue set session_id = '#s' where instance_id = 'of a session'";
+                    client.batch_execute(session).await.expect("a session");
+                }
+                let mut all = found(client, tags, owner, limit, care).await;
+                all.sort_unstable();
+                match limit {
+                    1 => assert_eq!(all, ["new"]),
+                    _ if with_session => assert_eq!(all, ["late", "new", "of a session"]),
+                    _ => assert_eq!(all, ["late", "new"]),
+                }
+            }
         }
+    }
+    let forever = "insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item) \
+         select 'forever', 1, n, '-infinity', '', '', '{}' from generate_series(1, 8) as n";
+    for limit in [1, 8] {
+        client.batch_execute(forever).await.expect("set by hand");
+        assert_eq!(found(client, Some(one), None, limit, false).await.len(), limit as usize);
+    }
+}
+
+/// Also those who share a look, and do not wait.
+#[tokio::test]
+async fn nobody_is_told_that_there_is_nothing_while_there_is_something_behind_the_head() {
+    let schema = TestSchema::new();
+    let provider = &*schema.provider().await;
+    let client = schema.client().await;
+    let fetch = || provider.fetch_work_item(LOCK, Duration::ZERO, None, &TagFilter::DefaultOnly);
+    for round in 0..5 {
+        add(&client, &format!("first-{round}"), 0).await;
+        assert!(fetch().await.expect("fetch").is_some());
+        add(&client, &format!("late-{round}"), 60_000).await;
+        add(&client, &format!("new-{round}"), 0).await;
+        let (one, other) = tokio::join!(fetch(), fetch());
+        assert!(one.expect("fetch").is_some() && other.expect("fetch").is_some());
         client
             .batch_execute("delete from worker_queue")
             .await
             .expect("an empty queue");
     }
-    // Nothing at all: then it is known when there will be.
-    let leased = "insert into worker_queue (instance_id, execution_id, activity_id, available_at, lease, tag, session_id, work_item) \
-         values ('leased', 1, 1, clock_timestamp() + interval '1 hour', gen_random_uuid(), '', '', '{}')";
-    client.batch_execute(leased).await.expect("a leased activity");
-    let nothing = found(8).await;
-    assert!(
-        matches!(nothing.as_slice(), [(None, Some(next))] if *next > 3_500_000),
-        "{nothing:?}"
-    );
 }
 
 /// Looks of a provider that has just looked begin at the head, and what turns up behind it has its turn all the same.
 #[tokio::test]
-async fn what_turns_up_behind_the_head_is_passed_over_for_a_second_at_most() {
+async fn what_turns_up_behind_the_head_has_its_turn() {
     let schema = TestSchema::new();
     let provider = &*schema.provider().await;
     let client = schema.client().await;
