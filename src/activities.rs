@@ -45,7 +45,6 @@ impl Inner {
             &token.instance_id,
             &token.execution_id,
             &token.activity_id,
-            &token.id,
             &token.lease,
         ];
         all.extend_from_slice(parameters);

@@ -96,7 +96,6 @@ begin
      where w.instance_id = p_instance_id
        and w.execution_id = p_execution_id
        and w.activity_id = p_activity_id
-       and w.id = p_id
        and w.lease = p_lease
     returning w.available_at, w.session_id into v_until, v_session;
     v_own := found;

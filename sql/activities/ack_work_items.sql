@@ -69,6 +69,7 @@ declare
     v_ids      bigint[] := '{}'::bigint[];
     v_messages text[] := '{}'::text[];
     v_done     bigint[];
+    v_rows     tid[];
     v_sessions text[];
     v_session  text;
 begin
@@ -137,7 +138,6 @@ begin
              where w.instance_id = p_instance_ids[v_position]
                and w.execution_id = p_execution_ids[v_position]
                and w.activity_id = p_activity_ids[v_position]
-               and w.id = p_ids[v_position]
                and w.lease = p_leases[v_position]
             returning w.available_at, w.session_id into v_until, v_session;
             v_own := found;
@@ -162,31 +162,29 @@ begin
             end if;
         end loop;
     else
-        select array_agg(w.position), array_agg(w.session_id) filter (where w.session_id <> '')
-          into v_done, v_sessions
-          from (select t.position, w.available_at, w.lease = t.lease as own, w.session_id
-                  from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids, p_leases)
-                       with ordinality as t (instance_id, execution_id, activity_id, id, lease, position)
-                  join worker_queue as w
-                    on w.instance_id = t.instance_id
-                   and w.execution_id = t.execution_id
-                   and w.activity_id = t.activity_id
-                   and w.id = t.id
-                 order by w.instance_id, w.execution_id, w.activity_id, w.id
-                   for update of w) as w
+        select array_agg(w.position), array_agg(w.row_at), array_agg(w.session_id) filter (where w.session_id <> '')
+          into v_done, v_rows, v_sessions
+          from (select t.position, w.row_at, w.available_at, w.lease = t.lease as own, w.session_id
+                  from (select u.*
+                          from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids, p_leases)
+                               with ordinality as u (instance_id, execution_id, activity_id, id, lease, position)
+                         order by u.instance_id collate "C", u.execution_id, u.activity_id, u.id) as t
+                 cross join lateral (
+                       select w.ctid as row_at, w.available_at, w.lease, w.session_id
+                         from worker_queue as w
+                        where w.instance_id = t.instance_id
+                          and w.execution_id = t.execution_id
+                          and w.activity_id = t.activity_id
+                          and w.lease = t.lease
+                          for update) as w
+                -- Otherwise the planner would have the clock read before the lock is held.
+                offset 0) as w
          where w.own
            and w.available_at > clock_timestamp();
         v_now := clock_timestamp();
 
         with finished as (
-            delete from worker_queue as w
-             using unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids)
-                   with ordinality as t (instance_id, execution_id, activity_id, id, position)
-             where t.position = any (v_done)
-               and w.instance_id = t.instance_id
-               and w.execution_id = t.execution_id
-               and w.activity_id = t.activity_id
-               and w.id = t.id
+            delete from worker_queue as w where w.ctid = any (v_rows)
         )
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
         select t.instance_id, v_now, 'm', t.work_item

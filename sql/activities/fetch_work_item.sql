@@ -69,6 +69,9 @@ declare
     v_session_next    timestamptz;
     v_head            record;
     v_row             record;
+    v_rows            tid[];
+    v_times           timestamptz[];
+    v_claimed_at      tid;
     v_instance_id     text;
     v_claimed         integer := 0;
     v_next            timestamptz;
@@ -133,7 +136,7 @@ begin
             if v_wanted <= c_few and cardinality(v_tags) = 1 then
                 -- The ordinary case.
                 for v_row in
-                    select w.instance_id, w.execution_id, w.activity_id, w.id, w.available_at
+                    select w.ctid as row_at, w.available_at
                       from worker_queue as w
                      where w.tag = v_tags[1]
                        and w.session_id = ''
@@ -147,10 +150,7 @@ begin
                        set lease = gen_random_uuid(),
                            available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
                            attempt_count = w.attempt_count + 1
-                     where w.instance_id = v_row.instance_id
-                       and w.execution_id = v_row.execution_id
-                       and w.activity_id = v_row.activity_id
-                       and w.id = v_row.id
+                     where w.ctid = v_row.row_at
                     returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || ''
                          into instance_id, execution_id, activity_id, id, lease, attempt_count, work_item;
                     select a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
@@ -177,7 +177,22 @@ begin
                                             limit 1) as h on true
                                      order by h.available_at);
                 end if;
-                -- The same for all of them in one statement.
+                -- The same for all of them in two statements.
+                select array_agg(d.row_at), array_agg(d.available_at)
+                  into v_rows, v_times
+                  from (select d.row_at, d.available_at
+                          from unnest(v_tags) as t (tag)
+                         cross join lateral (
+                               select c.ctid as row_at, c.available_at
+                                 from worker_queue as c
+                                where c.tag = t.tag
+                                  and c.session_id = ''
+                                  and c.available_at >= v_from
+                                  and c.available_at <= v_now
+                                order by c.available_at, c.id
+                                limit v_wanted
+                                  for update skip locked) as d
+                         limit v_wanted) as d;
                 for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item, due_ms,
                     history_epoch, history_execution_id, cached_event_id, history in
                     with claimed as (
@@ -185,23 +200,8 @@ begin
                            set lease = gen_random_uuid(),
                                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
                                attempt_count = w.attempt_count + 1
-                          from (select d.instance_id, d.execution_id, d.activity_id, d.id, d.available_at
-                                  from unnest(v_tags) as t (tag)
-                                 cross join lateral (
-                                       select c.instance_id, c.execution_id, c.activity_id, c.id, c.available_at
-                                         from worker_queue as c
-                                        where c.tag = t.tag
-                                          and c.session_id = ''
-                                          and c.available_at >= v_from
-                                          and c.available_at <= v_now
-                                        order by c.available_at, c.id
-                                        limit v_wanted
-                                          for update skip locked) as d
-                                 limit v_wanted) as d
-                         where w.instance_id = d.instance_id
-                           and w.execution_id = d.execution_id
-                           and w.activity_id = d.activity_id
-                           and w.id = d.id
+                          from unnest(v_rows, v_times) as d (row_at, available_at)
+                         where w.ctid = d.row_at
                         returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || '' as work_item,
                                   d.available_at
                     )
@@ -250,7 +250,7 @@ begin
              where s.available_at < 'infinity'
              order by 3, 4
         loop
-            select w.instance_id, w.execution_id, w.activity_id, w.id, w.available_at
+            select w.ctid as row_at, w.available_at
               into v_row
               from worker_queue as w
              where w.tag = v_head.tag
@@ -276,10 +276,6 @@ begin
         end if;
 
         lease := gen_random_uuid();
-        instance_id := v_row.instance_id;
-        execution_id := v_row.execution_id;
-        activity_id := v_row.activity_id;
-        id := v_row.id;
         due_ms := ms_from_timestamp(greatest(v_row.available_at, 'epoch'));
         work_item := null;
         load_error := null;
@@ -288,19 +284,14 @@ begin
            set lease = fetch_work_item.lease,
                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
                attempt_count = w.attempt_count + 1
-         where w.instance_id = v_row.instance_id
-           and w.execution_id = v_row.execution_id
-           and w.activity_id = v_row.activity_id
-           and w.id = v_row.id
-        returning w.attempt_count into attempt_count;
+         where w.ctid = v_row.row_at
+        returning w.ctid, w.instance_id, w.execution_id, w.activity_id, w.id, w.attempt_count
+             into v_claimed_at, instance_id, execution_id, activity_id, id, attempt_count;
         begin
             select w.work_item || ''
               into work_item
               from worker_queue as w
-             where w.instance_id = v_row.instance_id
-               and w.execution_id = v_row.execution_id
-               and w.activity_id = v_row.activity_id
-               and w.id = v_row.id;
+             where w.ctid = v_claimed_at;
         exception
             when transaction_rollback or object_not_in_prerequisite_state or operator_intervention
                  or connection_exception or disk_full then

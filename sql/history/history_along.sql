@@ -40,4 +40,6 @@ as $$
                             from history as h
                            where h.instance_id = m.instance_id
                              and h.execution_id = m.cached_execution_id) end
+     -- A query of its own, also when inlined: the mailbox is looked up by its key.
+     limit 1
 $$;

@@ -73,10 +73,10 @@ begin
       from (select u.instance_id, min(u.visible_at) as visible_at
               from unnest(p_instance_ids, p_visible_at) as u (instance_id, visible_at)
              group by u.instance_id) as t
-      left join mailboxes as b on b.instance_id = t.instance_id
      where not p_marked
-        or b.instance_id is null
-        or (b.lease is null and b.available_at > t.visible_at)
+        or coalesce((select b.lease is null and b.available_at > t.visible_at
+                       from mailboxes as b
+                      where b.instance_id = t.instance_id), true)
      order by t.instance_id collate "C"
         on conflict (instance_id) do update
        set available_at = excluded.available_at
@@ -84,11 +84,10 @@ begin
        and m.available_at > excluded.available_at;
     return array(select distinct t.instance_id
                    from unnest(p_instance_ids) as t (instance_id)
-                   left join mailboxes as b
-                     on b.instance_id = t.instance_id
-                    and b.lease is not null
-                    and b.cached_by = p_node
-                    and b.available_at > clock_timestamp()
-                  where b.instance_id is null);
+                  where (select b.lease is not null
+                                and b.cached_by = p_node
+                                and b.available_at > clock_timestamp()
+                           from mailboxes as b
+                          where b.instance_id = t.instance_id) is not true);
 end
 $$;

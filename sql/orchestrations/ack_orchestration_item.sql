@@ -79,6 +79,7 @@ declare
     v_kept       boolean;
     v_has_kv     boolean;
     v_proved     boolean;
+    v_rows       tid[];
     v_next       timestamptz;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -129,24 +130,13 @@ begin
                                          and h.ack_id = p_ack_id) then false end;
         if cardinality(p_activity_items) > 0 then
             -- Whoever was to get them from an earlier attempt has not heard of it.
+            v_rows := lock_work_items(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids);
             update worker_queue as w
                set lease = null,
                    available_at = v_now,
                    attempt_count = w.attempt_count - 1
-              from (select h.instance_id, h.execution_id, h.activity_id, h.id
-                      from worker_queue as h
-                      join unnest(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids, p_activity_leases)
-                           as t (instance_id, execution_id, activity_id, lease)
-                        on h.instance_id = t.instance_id
-                       and h.execution_id = t.execution_id
-                       and h.activity_id = t.activity_id
-                     where h.lease = t.lease
-                     order by h.instance_id, h.execution_id, h.activity_id, h.id
-                       for update of h) as h
-             where w.instance_id = h.instance_id
-               and w.execution_id = h.execution_id
-               and w.activity_id = h.activity_id
-               and w.id = h.id;
+             where w.ctid = any (v_rows)
+               and w.lease = any (p_activity_leases);
         end if;
         return next;
         return;
@@ -246,20 +236,8 @@ begin
          where a.lease is not null;
     end if;
     if cardinality(p_cancel_activity_ids) > 0 then
-        perform from worker_queue as w
-           join unnest(p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
-                as t (instance_id, execution_id, activity_id)
-             on w.instance_id = t.instance_id
-            and w.execution_id = t.execution_id
-            and w.activity_id = t.activity_id
-          order by w.instance_id, w.execution_id, w.activity_id, w.id
-            for update of w;
-        delete from worker_queue as w
-         using unnest(p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
-               as t (instance_id, execution_id, activity_id)
-         where w.instance_id = t.instance_id
-           and w.execution_id = t.execution_id
-           and w.activity_id = t.activity_id;
+        v_rows := lock_work_items(p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids);
+        delete from worker_queue as w where w.ctid = any (v_rows);
     end if;
     if cardinality(p_message_items) > 0 then
         insert into orchestrator_queue (instance_id, visible_at, kind, work_item)

@@ -79,6 +79,7 @@ declare
     v_epochs     bigint[];
     v_statuses   text[];
     v_versions   bigint[];
+    v_rows       tid[];
     v_next       timestamptz;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -120,21 +121,37 @@ begin
     select array_agg(b.turn)
       into v_turns
       from (select t.turn::integer as turn, m.available_at, m.lease = p_leases[t.turn] as own
-              from unnest(p_instance_ids) with ordinality as t (instance_id, turn)
-              join mailboxes as m on m.instance_id = t.instance_id
-             order by m.instance_id
-               for update of m) as b
+              from (select u.instance_id, u.turn
+                      from unnest(p_instance_ids) with ordinality as u (instance_id, turn)
+                     order by u.instance_id collate "C") as t
+             cross join lateral (
+                   select m.available_at, m.lease
+                     from mailboxes as m
+                    where m.instance_id = t.instance_id
+                      for update) as m
+            -- Otherwise the planner would have the clock read before the lock is held.
+            offset 0) as b
      where b.own
        and b.available_at > clock_timestamp();
     v_turns := coalesce(v_turns, '{}');
     v_now := clock_timestamp();
 
     delete from orchestrator_queue as q
-     using unnest(v_turns) as t (turn)
-      join mailboxes as m on m.instance_id = p_instance_ids[t.turn]
-     where q.instance_id = m.instance_id
-       and q.visible_at <= m.claimed_until
-       and q.id = any (m.claimed_ids);
+     using (select c.row_at
+              from unnest(v_turns) as t (turn)
+             cross join lateral (
+                   select m.instance_id, m.claimed_ids, m.claimed_until
+                     from mailboxes as m
+                    where m.instance_id = p_instance_ids[t.turn]
+                   offset 0) as m
+             cross join lateral (
+                   select o.ctid as row_at
+                     from orchestrator_queue as o
+                    where o.instance_id = m.instance_id
+                      and o.visible_at <= m.claimed_until
+                      and o.id = any (m.claimed_ids)
+                   offset 0) as c) as c
+     where q.ctid = c.row_at;
 
     if array_remove(p_orchestration_names, null) <> '{}' then
         insert into instances as i (instance_id, orchestration_name, orchestration_version, current_execution_id,
@@ -170,9 +187,14 @@ begin
                output = p_outputs[t.turn],
                completed_at = case when p_statuses[t.turn] = any (v_terminal) then v_now end
           from unnest(v_turns) as t (turn)
+         cross join lateral (
+               select x.ctid as row_at
+                 from executions as x
+                where x.instance_id = p_instance_ids[t.turn]
+                  and x.execution_id = p_execution_ids[t.turn]
+               offset 0) as x
          where p_statuses[t.turn] is not null
-           and e.instance_id = p_instance_ids[t.turn]
-           and e.execution_id = p_execution_ids[t.turn];
+           and e.ctid = x.row_at;
     end if;
 
     insert into history (instance_id, execution_id, event_id, ack_id, event_data)
@@ -231,22 +253,11 @@ begin
     end if;
 
     if cardinality(p_cancel_activity_ids) > 0 then
-        perform from worker_queue as w
-           join unnest(p_cancel_turns, p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
-                as t (turn, instance_id, execution_id, activity_id)
-             on w.instance_id = t.instance_id
-            and w.execution_id = t.execution_id
-            and w.activity_id = t.activity_id
-          where t.turn = any (v_turns)
-          order by w.instance_id, w.execution_id, w.activity_id, w.id
-            for update of w;
-        delete from worker_queue as w
-         using unnest(p_cancel_turns, p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
-               as t (turn, instance_id, execution_id, activity_id)
-         where t.turn = any (v_turns)
-           and w.instance_id = t.instance_id
-           and w.execution_id = t.execution_id
-           and w.activity_id = t.activity_id;
+        v_rows := lock_work_items(array_agg(t.instance_id), array_agg(t.execution_id), array_agg(t.activity_id))
+             from unnest(p_cancel_turns, p_cancel_instance_ids, p_cancel_execution_ids, p_cancel_activity_ids)
+                  as t (turn, instance_id, execution_id, activity_id)
+            where t.turn = any (v_turns);
+        delete from worker_queue as w where w.ctid = any (v_rows);
     end if;
 
     if cardinality(p_message_items) > 0 then

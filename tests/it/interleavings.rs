@@ -13,7 +13,7 @@ use duroxide_postgres::PostgresProvider;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use crate::support::TestSchema;
+use crate::support::{TestSchema, eventually};
 
 const MAILBOX: &str = "select from mailboxes where instance_id = $1 for update";
 
@@ -96,6 +96,15 @@ impl Stage {
             )
             .await
             .expect("expire");
+    }
+
+    /// Waits until a query says so.
+    async fn until(&self, query: &str) {
+        eventually(query, || async {
+            let row = self.observer.query_one(query, &[]).await.expect("a condition");
+            row.get::<_, bool>(0).then_some(())
+        })
+        .await;
     }
 
     async fn count(&self, query: &str) -> i64 {

@@ -8,7 +8,6 @@ mod lasting;
 mod listener;
 mod superseded;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::fixtures::{self, Ack};
 use crate::proxy::Proxy;
-use crate::support::TestSchema;
+use crate::support::{TestSchema, eventually};
 
 /// Longer than any outage here.
 const LEASE: Duration = Duration::from_secs(15);
@@ -194,21 +193,5 @@ impl Locker {
 
     async fn unlock(self) {
         self.client.batch_execute("rollback").await.expect("rollback");
-    }
-}
-
-/// Tries until there is a result.
-async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, attempt: impl Fn() -> F) -> T {
-    let tries = async {
-        loop {
-            if let Some(result) = attempt().await {
-                return result;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    match tokio::time::timeout(SOON, tries).await {
-        Ok(result) => result,
-        Err(_) => panic!("in vain: {what}"),
     }
 }

@@ -1,8 +1,10 @@
 //! A schema per test, dropped when the test ends.
 
+use std::future::Future;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use duroxide_postgres::test_support::TestDatabase;
 use duroxide_postgres::{Builder, PostgresProvider};
@@ -210,4 +212,19 @@ impl TestSchema {
             .expect("search_path");
         client
     }
+}
+
+/// Tries until there is a result.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, attempt: impl Fn() -> F) -> T {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let tries = async {
+        loop {
+            if let Some(result) = attempt().await {
+                return result;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let result = tokio::time::timeout(LIMIT, tries).await;
+    result.unwrap_or_else(|_| panic!("in vain: {what}"))
 }

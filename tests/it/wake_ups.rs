@@ -7,7 +7,6 @@ mod handing_over;
 mod polling;
 mod resting;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use tokio_postgres::{Config, NoTls};
 use crate::batching::{World, begin};
 use crate::fixtures::{LOCK, activity, start};
 use crate::proxy::Mode;
-use crate::support::TestSchema;
+use crate::support::{TestSchema, eventually};
 
 const PATIENT: Duration = Duration::from_secs(60);
 /// Less than the shortest fallback poll of a process that listens: whoever is so quick was woken.
@@ -128,20 +127,6 @@ async fn waits_for_a_lock(world: &World) {
         (world.number(waits, &[&world.schema.name]).await == 1).then_some(())
     })
     .await;
-}
-
-/// Tries until there is a result.
-async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, attempt: impl Fn() -> F) -> T {
-    let tries = async {
-        loop {
-            if let Some(result) = attempt().await {
-                return result;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let result = tokio::time::timeout(SOON, tries).await;
-    result.unwrap_or_else(|_| panic!("in vain: {what}"))
 }
 
 #[tokio::test]

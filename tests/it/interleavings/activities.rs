@@ -1,6 +1,6 @@
 //! Activities and sessions.
 
-use duroxide::providers::{Provider, SessionFetchConfig, TagFilter};
+use duroxide::providers::{Provider, ScheduledActivityIdentifier, SessionFetchConfig, TagFilter};
 
 use super::{Stage, WORKER_ROWS, assert_lost};
 use crate::fixtures::{LOCK, NOW, activity, completed, create, ending, raised, routed_activity, turn, work};
@@ -91,7 +91,7 @@ async fn a_cancellation_wins_over_the_activity_ack_behind_it() {
                     vec![],
                     vec![],
                     ending("Completed"),
-                    vec![duroxide::providers::ScheduledActivityIdentifier {
+                    vec![ScheduledActivityIdentifier {
                         instance: "i".to_string(),
                         execution_id: 1,
                         activity_id: 7,
@@ -110,6 +110,71 @@ async fn a_cancellation_wins_over_the_activity_ack_behind_it() {
     cancelling.await.expect("task").expect("the turn commits");
     assert_lost(acking.await.expect("task"));
     assert_eq!(stage.count("select count(*) from worker_queue").await, 0);
+    assert_eq!(stage.count("select count(*) from orchestrator_queue").await, 0);
+}
+
+/// A lease renewed while a cancellation waits for its row is no way out.
+#[tokio::test]
+async fn a_cancellation_finds_an_activity_that_was_renewed_meanwhile() {
+    let stage = Stage::new().await;
+    create(&*stage.provider, "i").await;
+    let enqueued = stage.provider.enqueue_for_worker(activity("i", 7)).await;
+    enqueued.expect("enqueue");
+    work(&*stage.provider, LOCK).await;
+    let enqueued = stage.provider.enqueue_for_orchestrator(raised("i", "x"), None).await;
+    enqueued.expect("enqueue");
+    let (_, token, _) = turn(&*stage.provider, LOCK).await;
+
+    stage.hold(WORKER_ROWS, "i").await;
+    let renewed = "update worker_queue set available_at = available_at + interval '1 hour'";
+    stage.holder.batch_execute(renewed).await.expect("renewed");
+    let provider = stage.provider();
+    let cancelled = vec![ScheduledActivityIdentifier {
+        instance: "i".to_string(),
+        execution_id: 1,
+        activity_id: 7,
+    }];
+    let cancelling = stage
+        .waiting(1, async move {
+            let end = ending("Completed");
+            provider
+                .ack_orchestration_item(&token, 1, vec![], vec![], vec![], end, cancelled)
+                .await
+        })
+        .await;
+    stage.let_go().await;
+    cancelling.await.expect("task").expect("the turn commits");
+    assert_eq!(stage.count("select count(*) from worker_queue").await, 0);
+}
+
+/// Also where many go together, and nobody has touched their rows.
+#[tokio::test]
+async fn leases_that_end_while_many_acks_wait_have_ended() {
+    let stage = Stage::new().await;
+    let leased = "insert into worker_queue (instance_id, execution_id, activity_id, available_at, lease, tag, session_id, work_item) \
+                  select 'i', 1, n, clock_timestamp() + interval '300 ms', gen_random_uuid(), '', '', '{}' \
+                    from generate_series(1, 8) as n";
+    stage.observer.batch_execute(leased).await.expect("leases");
+    stage.hold(WORKER_ROWS, "i").await;
+    let client = stage.schema.client().await;
+    let acks = format!(
+        "select array_to_string(done, ' ') \
+           from (select array_agg(instance_id) as i, array_agg(execution_id) as e, array_agg(activity_id) as a, \
+                        array_agg(id) as n, array_agg(lease) as l, array_agg(work_item) as w \
+                   from worker_queue) as w, \
+                {}.ack_work_items(w.i, w.e, w.a, w.n, w.l, w.i, w.w)",
+        stage.schema.name
+    );
+    let acks = stage
+        .waiting(1, async move { client.query_one(&acks, &[]).await })
+        .await;
+    stage
+        .until("select bool_and(available_at < clock_timestamp()) from worker_queue")
+        .await;
+    stage.let_go().await;
+    let done: String = acks.await.expect("task").expect("acks").get(0);
+    assert_eq!(done, ["f"; 8].join(" "));
+    assert_eq!(stage.count("select count(*) from worker_queue").await, 8);
     assert_eq!(stage.count("select count(*) from orchestrator_queue").await, 0);
 }
 

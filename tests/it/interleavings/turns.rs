@@ -15,6 +15,35 @@ fn first_ack(instance: &str) -> Ack {
     }
 }
 
+/// Where many go together, and nobody has touched their mailboxes.
+#[tokio::test]
+async fn leases_that_end_while_many_acks_wait_have_ended() {
+    let stage = Stage::new().await;
+    let leased = "insert into mailboxes (instance_id, available_at, lease, claimed_ids, claimed_until) \
+                  select i, clock_timestamp() + interval '300 ms', gen_random_uuid(), '{}', clock_timestamp() \
+                    from unnest(array['i', 'j']) as i";
+    stage.observer.batch_execute(leased).await.expect("leases");
+    stage.hold(MAILBOX, "i").await;
+    let client = stage.schema.client().await;
+    let acks = format!(
+        "select done \
+           from (select array_agg(instance_id) as i, array_agg(lease) as l from mailboxes) as m, \
+                {}.ack_orchestration_items(m.i, m.l, m.l, '{{1,1}}', '{{null,null}}', '{{null,null}}', '{{null,null}}', '{{null,null}}', \
+                  '{{null,null}}', '{{null,null}}', '{{f,f}}', '{{null,null}}', '{{f,f}}', '{{null,null}}', '{{1,1}}', '{{1,1}}', \
+                  '{{1,2}}', '{{1,1}}', '{{e,e}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', \
+                  '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}')",
+        stage.schema.name
+    );
+    let acks = stage.waiting(1, async move { client.query(&acks, &[]).await }).await;
+    stage
+        .until("select bool_and(available_at < clock_timestamp()) from mailboxes")
+        .await;
+    stage.let_go().await;
+    let done = acks.await.expect("task").expect("acks");
+    assert_eq!(done.iter().map(|row| row.get(0)).collect::<Vec<bool>>(), [false, false]);
+    assert_eq!(stage.count("select count(*) from history").await, 0);
+}
+
 /// The ack waits for the mailbox; meanwhile its lease expires and somebody else takes the instance over.
 #[tokio::test]
 async fn an_ack_that_waited_past_a_takeover_commits_nothing() {

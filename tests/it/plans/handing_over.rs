@@ -29,7 +29,6 @@ async fn starts(explained: &Explained, name: &str) -> Vec<String> {
     faults
 }
 
-/// Also the case in which nobody knows the row's id.
 pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     let mut faults = starts(explained, &format!("new-{round}")).await;
     let alone = format!("alone-{round}");
@@ -59,8 +58,8 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     faults.extend(
         explained
             .judge(
-                "abandon_work_item without an id",
-                "select * from abandon_work_item($1, 1, 1, 0, $2, null, true, true)",
+                "abandon_work_item",
+                "select * from abandon_work_item($1, 1, 1, $2, null, true, true)",
                 &[&one, &lease],
             )
             .await,

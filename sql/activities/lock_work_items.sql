@@ -1,0 +1,25 @@
+-- Locks activities, given by their instances, executions and ids. Returns where their rows are: the statement that changes them finds them
+-- there, whatever the planner believes of the queue (sql/README.md, "Plans").
+-- Locks: worker rows, in the order of their keys.
+create or replace function lock_work_items(
+    p_instance_ids  text[],
+    p_execution_ids bigint[],
+    p_activity_ids  bigint[]
+) returns tid[]
+language plpgsql
+as $$
+begin
+    return array(select w.ctid
+                   from (select u.instance_id, u.execution_id, u.activity_id
+                           from unnest(p_instance_ids, p_execution_ids, p_activity_ids) as u (instance_id, execution_id, activity_id)
+                          order by u.instance_id collate "C", u.execution_id, u.activity_id) as t
+                  cross join lateral (
+                        select w.ctid
+                          from worker_queue as w
+                         where w.instance_id = t.instance_id
+                           and w.execution_id = t.execution_id
+                           and w.activity_id = t.activity_id
+                         order by w.id
+                           for update) as w);
+end
+$$;
