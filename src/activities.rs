@@ -29,6 +29,7 @@ use crate::wake::Queue;
 use crate::work_item::{Activities, completion};
 
 const ENQUEUE: &str = "enqueue_for_worker";
+const ENQUEUE_MANY: &str = "enqueue_for_workers";
 const ACK: &str = "ack_work_item";
 const ACK_MANY: &str = "ack_work_items";
 
@@ -244,8 +245,14 @@ impl Inner {
             let handover = ActivityHandover::new(&self, To::WhoeverAsksNext, coming);
             let leaves_some = handover.leaves_some();
             let follow = Follow::new(&self, [leaves_some.then_some(Queue::Worker)]);
-            let call = self.send_activity_columns(&activities, handover.lease_ms(), &follow);
-            let sent = during(handover.handovers(), call).await.and_then(|rows| handed(&rows));
+            let call = async {
+                match (activities.as_slice(), handover.lease_ms()) {
+                    // Alone it is cheaper.
+                    ([activity], [lease_ms]) => self.send_activity(activity, *lease_ms, &follow).await,
+                    (_, lease_ms) => self.send_activity_columns(&activities, lease_ms, &follow).await,
+                }
+            };
+            let sent = during(handover.handovers(), call).await;
             let look = leaves_some || sent.is_err();
             let answers = match sent {
                 Ok(rows) => {
@@ -270,12 +277,37 @@ impl Inner {
         .boxed()
     }
 
+    /// The id of its row, if it is leased, by its lease.
+    async fn send_activity(
+        &self,
+        activity: &NewActivity,
+        lease_ms: Option<i64>,
+        follow: &Follow,
+    ) -> Result<HashMap<Uuid, i64>, CallError> {
+        let columns = &activity.columns;
+        let lease = lease_ms.map(|_| activity.lease);
+        let parameters: Parameters<'_> = &[
+            &columns.instance_ids[0],
+            &columns.execution_ids[0],
+            &columns.activity_ids[0],
+            &columns.tags[0],
+            &columns.sessions[0],
+            &columns.items[0],
+            &lease,
+            &lease_ms,
+        ];
+        let rows = self.caller.call_followed(ENQUEUE, parameters, Some(follow)).await?;
+        let id = rows.first().ok_or(CallError::NoAnswer)?.try_get(0)?;
+        Ok(lease.map(|lease| (lease, id)).into_iter().collect())
+    }
+
+    /// The ids of the rows of those that are leased, by their leases.
     async fn send_activity_columns(
         &self,
         activities: &[Arc<NewActivity>],
         lease_ms: &[Option<i64>],
         follow: &Follow,
-    ) -> Result<Vec<Row>, CallError> {
+    ) -> Result<HashMap<Uuid, i64>, CallError> {
         let texts = |column: fn(&Activities) -> &Vec<String>| -> Vec<&str> {
             let columns = activities.iter().flat_map(|one| column(&one.columns));
             columns.map(String::as_str).collect()
@@ -293,9 +325,10 @@ impl Inner {
         } else {
             lease_ms = &[];
         }
-        self.caller
+        let rows = self
+            .caller
             .call_followed(
-                ENQUEUE,
+                ENQUEUE_MANY,
                 &[
                     &texts(|one| &one.instance_ids),
                     &ids(|one| &one.execution_ids),
@@ -308,7 +341,9 @@ impl Inner {
                 ],
                 Some(follow),
             )
-            .await
+            .await?;
+        let row = rows.first().ok_or(CallError::NoAnswer)?;
+        Ok(crate::turn_ack::handed(row)?.collect())
     }
 }
 
@@ -335,12 +370,6 @@ impl batch::Request for NewActivity {
     fn bytes(&self) -> usize {
         self.columns.items.iter().map(String::len).sum()
     }
-}
-
-/// The rows of those activities that are leased.
-fn handed(rows: &[Row]) -> Result<HashMap<Uuid, i64>, CallError> {
-    let row = rows.first().ok_or(CallError::NoAnswer)?;
-    Ok(crate::turn_ack::handed(row)?.collect())
 }
 
 fn activity_token(operation: &str, token: &str) -> Result<ActivityToken, Failure> {

@@ -6,10 +6,9 @@ create or replace function lock_work_items(
     p_execution_ids bigint[],
     p_activity_ids  bigint[]
 ) returns tid[]
-language plpgsql
+language sql
 as $$
-begin
-    return array(select w.ctid
+    select array(select w.ctid
                    from (select u.instance_id, u.execution_id, u.activity_id
                            from unnest(p_instance_ids, p_execution_ids, p_activity_ids) as u (instance_id, execution_id, activity_id)
                           order by u.instance_id collate "C", u.execution_id, u.activity_id) as t
@@ -20,6 +19,5 @@ begin
                            and w.execution_id = t.execution_id
                            and w.activity_id = t.activity_id
                          order by w.id
-                           for update) as w);
-end
+                           for update) as w)
 $$;

@@ -31,7 +31,7 @@ pub const FETCH_ACTIVITIES: &str = ".fetch_work_item(";
 pub const TURN_ACKS: &str = ".ack_orchestration_item";
 const ACTIVITY_ACKS: &str = ".ack_work_item";
 pub const MESSAGES: &str = ".enqueue_for_orchestrator";
-const ACTIVITIES: &str = ".enqueue_for_worker(";
+const ACTIVITIES: &str = ".enqueue_for_worker";
 /// One call that goes alone and fifteen that share the next one.
 pub const CALLERS: usize = 16;
 /// Where the turns of these tests send a message, so that a second commit would show.

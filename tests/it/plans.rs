@@ -420,12 +420,8 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
     let mut faults = explained
         .judge(
             "enqueue_for_worker",
-            "select * from enqueue_for_worker(array['target'], array[1]::bigint[], array[$1::bigint], array[''], array['#mine'], \
-             array[$2])",
-            &[
-                &(50 + round),
-                &json(&routed_activity("target", 50, None, Some("mine"))),
-            ],
+            "select * from enqueue_for_worker('target', 1, $1, '', '#mine', $2)",
+            &[&(50 + round), &json(&routed_activity("target", 50, None, Some("mine")))],
         )
         .await;
     // Any tag; as an owner of sessions, and without.

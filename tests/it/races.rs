@@ -164,7 +164,7 @@ async fn a_fetch_does_not_wait_longer_than_it_said() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_under_way_in_a_runtime_that_ends_is_not_sent_twice() {
     let world = World::new().await;
-    const ENQUEUE: &str = ".enqueue_for_worker(";
+    const ENQUEUE: &str = ".enqueue_for_worker";
     let mut held = world.proxy.hold_answer_of(ENQUEUE);
     let elsewhere = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -216,7 +216,7 @@ async fn a_cut_connection_is_not_a_history_error() {
 #[tokio::test]
 async fn what_a_dropped_caller_enqueued_wakes_who_waits() {
     let world = World::new().await;
-    const ENQUEUE: &str = ".enqueue_for_worker(";
+    const ENQUEUE: &str = ".enqueue_for_worker";
     const FETCH: &str = ".fetch_work_item(";
     world.settle().await;
     let looks = world.proxy.calls_of(FETCH);

@@ -320,8 +320,7 @@ async fn what_nobody_waits_for_any_more_is_handed_back() {
 async fn a_fetch_that_does_not_wait_always_looks() {
     let world = World::new().await;
     world.settle().await;
-    let insert =
-        "select enqueue_for_worker(array['i'], array[1::bigint], array[1::bigint], array[''], array[''], array[$1])";
+    let insert = "select enqueue_for_worker('i', 1, 1, '', '', $1)";
     let item = serde_json::to_string(&activity("i", 1)).expect("JSON");
     // Nobody is told.
     world.admin.query(insert, &[&item]).await.expect("insert");

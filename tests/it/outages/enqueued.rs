@@ -41,7 +41,7 @@ impl Way {
     fn function(self) -> &'static str {
         match self {
             Self::Start | Self::Message => ".enqueue_for_orchestrator(",
-            Self::Activity => ".enqueue_for_worker(",
+            Self::Activity => ".enqueue_for_worker",
         }
     }
 

@@ -48,8 +48,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge(
                 "enqueue_for_worker, leased",
-                "select * from enqueue_for_worker(array[$1], array[1]::bigint[], array[1]::bigint[], array[''], array[''], \
-                 array[$2], array[gen_random_uuid()], array[30000]::bigint[])",
+                "select * from enqueue_for_worker($1, 1, 1, '', '', $2, gen_random_uuid(), 30000)",
                 &[&one, &json(&activity(&one, 1))],
             )
             .await,
@@ -68,8 +67,8 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     faults.extend(
         explained
             .judge(
-                "enqueue_for_worker, many, some leased",
-                "select * from enqueue_for_worker(array[$1, $1, $1], array[1, 1, 1]::bigint[], array[1, 2, 3]::bigint[], \
+                "enqueue_for_workers, some leased",
+                "select * from enqueue_for_workers(array[$1, $1, $1], array[1, 1, 1]::bigint[], array[1, 2, 3]::bigint[], \
                  array['', '', ''], array['', '', ''], array[$2, $2, $2], \
                  array[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()], array[30000, null, 30000]::bigint[])",
                 &[&many, &json(&activity(&many, 1))],

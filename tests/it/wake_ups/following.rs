@@ -24,7 +24,7 @@ impl Queue {
     fn enqueue_call(self) -> &'static str {
         match self {
             Self::Turns => ".enqueue_for_orchestrator(",
-            Self::Activities => ".enqueue_for_worker(",
+            Self::Activities => ".enqueue_for_worker",
         }
     }
 }
