@@ -147,16 +147,21 @@ begin
        and q.visible_at <= v_box.claimed_until
        and q.id = any (v_box.claimed_ids);
 
+    -- Nobody else can make these rows while the mailbox is locked: ON CONFLICT would insert each in two steps for nothing.
     if p_orchestration_name is not null and p_orchestration_version is not null then
-        insert into instances as i (instance_id, orchestration_name, orchestration_version, current_execution_id,
-                                    parent_instance_id, created_at, updated_at)
-        values (p_instance_id, p_orchestration_name, p_orchestration_version, p_execution_id,
-                p_parent_instance_id, v_now, v_now)
-            on conflict (instance_id) do update
-           set orchestration_name = excluded.orchestration_name,
-               orchestration_version = excluded.orchestration_version,
-               current_execution_id = greatest(i.current_execution_id, excluded.current_execution_id),
-               updated_at = excluded.updated_at;
+        insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id,
+                               parent_instance_id, created_at, updated_at)
+        select p_instance_id, p_orchestration_name, p_orchestration_version, p_execution_id,
+               p_parent_instance_id, v_now, v_now
+         where not exists (select from instances as i where i.instance_id = p_instance_id);
+        if not found then
+            update instances as i
+               set orchestration_name = p_orchestration_name,
+                   orchestration_version = p_orchestration_version,
+                   current_execution_id = greatest(i.current_execution_id, p_execution_id),
+                   updated_at = v_now
+             where i.instance_id = p_instance_id;
+        end if;
     end if;
     if p_execution_id > 1 then
         update instances as i
@@ -177,9 +182,11 @@ begin
     end if;
     if not v_exists then
         insert into executions (instance_id, execution_id, status, output, started_at, completed_at)
-        values (p_instance_id, p_execution_id, coalesce(p_status, 'Running'), p_output,
-                v_now, case when v_ends then v_now end)
-            on conflict (instance_id, execution_id) do nothing;
+        select p_instance_id, p_execution_id, coalesce(p_status, 'Running'), p_output,
+               v_now, case when v_ends then v_now end
+         where not exists (select from executions as e
+                            where e.instance_id = p_instance_id
+                              and e.execution_id = p_execution_id);
     end if;
 
     insert into history (instance_id, execution_id, event_id, ack_id, event_data)
