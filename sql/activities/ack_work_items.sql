@@ -70,6 +70,8 @@ declare
     v_messages text[] := '{}'::text[];
     v_done     bigint[];
     v_rows     tid[];
+    v_ends_at  timestamptz[];
+    v_first_end timestamptz;
     v_sessions text[];
     v_session  text;
 begin
@@ -129,10 +131,11 @@ begin
         end if;
     end if;
 
-    -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
+    -- Leases are checked when all locks are held: waiting for them may have outlasted some.
     if v_few then
         -- In the order of their keys.
         done := '{}'::boolean[];
+        v_sent_at := clock_timestamp();
         for v_position in 1 .. cardinality(p_ids) loop
             delete from worker_queue as w
              where w.instance_id = p_instance_ids[v_position]
@@ -143,13 +146,7 @@ begin
             v_own := found;
             done := done || v_own;
             continue when not v_own;
-            v_now := clock_timestamp();
-            if v_until <= v_now then
-                raise exception 'Invalid lock token: the lock of activity % of instance "%" has expired',
-                        p_activity_ids[v_position], p_instance_ids[v_position]
-                    using errcode = 'DX001';
-            end if;
-            v_sent_at := coalesce(v_sent_at, v_now);
+            v_first_end := least(v_first_end, v_until);
             if p_completion_instance_ids[v_position] is not null then
                 insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
                 values (p_completion_instance_ids[v_position], v_sent_at, 'm', p_completions[v_position])
@@ -161,27 +158,33 @@ begin
                 v_sessions := v_sessions || v_session;
             end if;
         end loop;
-    else
-        select array_agg(w.position), array_agg(w.row_at), array_agg(w.session_id) filter (where w.session_id <> '')
-          into v_done, v_rows, v_sessions
-          from (select t.position, w.row_at, w.available_at, w.lease = t.lease as own, w.session_id
-                  from (select u.*
-                          from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids, p_leases)
-                               with ordinality as u (instance_id, execution_id, activity_id, id, lease, position)
-                         order by u.instance_id collate "C", u.execution_id, u.activity_id, u.id) as t
-                 cross join lateral (
-                       select w.ctid as row_at, w.available_at, w.lease, w.session_id
-                         from worker_queue as w
-                        where w.instance_id = t.instance_id
-                          and w.execution_id = t.execution_id
-                          and w.activity_id = t.activity_id
-                          and w.lease = t.lease
-                          for update) as w
-                -- Otherwise the planner would have the clock read before the lock is held.
-                offset 0) as w
-         where w.own
-           and w.available_at > clock_timestamp();
         v_now := clock_timestamp();
+        if v_first_end <= v_now then
+            raise exception 'Invalid lock token: the lock of one of % activities has expired', cardinality(p_ids)
+                using errcode = 'DX001';
+        end if;
+    else
+        select array_agg(t.position), array_agg(w.row_at), array_agg(w.available_at), array_agg(w.session_id)
+          into v_done, v_rows, v_ends_at, v_sessions
+          from (select u.*
+                  from unnest(p_instance_ids, p_execution_ids, p_activity_ids, p_ids, p_leases)
+                       with ordinality as u (instance_id, execution_id, activity_id, id, lease, position)
+                 order by u.instance_id collate "C", u.execution_id, u.activity_id, u.id) as t
+         cross join lateral (
+               select w.ctid as row_at, w.available_at, w.session_id
+                 from worker_queue as w
+                where w.instance_id = t.instance_id
+                  and w.execution_id = t.execution_id
+                  and w.activity_id = t.activity_id
+                  and w.lease = t.lease
+                  for update) as w;
+        v_now := clock_timestamp();
+        if v_now >= any (v_ends_at) then
+            select array_agg(t.position), array_agg(t.row_at), array_agg(t.session_id)
+              into v_done, v_rows, v_sessions
+              from unnest(v_done, v_rows, v_ends_at, v_sessions) as t (position, row_at, ends_at, session_id)
+             where t.ends_at > v_now;
+        end if;
 
         with finished as (
             delete from worker_queue as w where w.ctid = any (v_rows)
@@ -197,7 +200,8 @@ begin
                      else array(select t.position = any (coalesce(v_done, '{}'))
                                   from generate_series(1, cardinality(p_ids)) as t (position)) end;
     end if;
-    if v_sessions is not null then
+    v_sessions := array_remove(v_sessions, '');
+    if v_sessions <> '{}' then
         for v_session in select distinct s.id collate "C" from unnest(v_sessions) as s (id) order by 1 loop
             perform touch_session(v_session, v_now);
         end loop;
@@ -216,7 +220,9 @@ begin
         -- Instances with other activities under way are left to a look, which brings what ends at about the same time together.
         v_due := array(select d.instance_id
                          from unnest(v_due) as d (instance_id)
-                        where not exists (select from worker_queue as w where w.instance_id = d.instance_id));
+                        where not exists (select from worker_queue as w where w.instance_id = d.instance_id
+                                          -- Looked up, never read as a whole.
+                                          offset 0));
         if v_is_idle and v_due = '{}' then
             update mailboxes as m set available_at = v_sent_at where m.instance_id = v_targets[1];
         end if;
@@ -246,6 +252,7 @@ security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off;

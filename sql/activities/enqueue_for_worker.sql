@@ -18,7 +18,7 @@ begin
     insert into worker_queue as w (instance_id, execution_id, activity_id, available_at,
                                    lease, attempt_count, tag, session_id, work_item)
     values (p_instance_id, p_execution_id, p_activity_id, clock_timestamp() + coalesce(p_lease_ms, 0) * interval '1 ms',
-            p_lease, case when p_lease is null then 0 else 1 end, p_tag, p_session, p_work_item)
+            case when p_lease_ms is not null then p_lease end, case when p_lease_ms is not null then 1 else 0 end, p_tag, p_session, p_work_item)
     returning w.id into v_id;
     return v_id;
 end

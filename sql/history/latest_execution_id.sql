@@ -12,4 +12,5 @@ end
 $$
 security definer
 set search_path from current
-set enable_seqscan = off;
+set enable_seqscan = off
+set enable_bitmapscan = off;

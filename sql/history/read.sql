@@ -70,8 +70,10 @@ begin
            case when octet_length(i.custom_status) > c_max_status_bytes then -1 else i.custom_status_version end
       from unnest(p_instance_ids, p_epochs, p_execution_ids, p_event_ids, p_event_data)
            with ordinality as t (instance_id, epoch, execution_id, event_id, event_data, position)
-      left join mailboxes as m on m.instance_id = t.instance_id
-      left join instances as i on i.instance_id = t.instance_id
+      left join lateral (select b.history_epoch from mailboxes as b where b.instance_id = t.instance_id offset 0) as m on true
+      left join lateral (
+           select n.custom_status, n.custom_status_version from instances as n where n.instance_id = t.instance_id
+           offset 0) as i on true
      cross join lateral (
            select coalesce((select e.execution_id
                               from executions as e
@@ -96,6 +98,7 @@ security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off;

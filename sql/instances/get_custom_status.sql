@@ -9,9 +9,12 @@ begin
     return query
     select i.custom_status, i.custom_status_version
       from unnest(p_instance_ids, p_last_seen_versions) with ordinality as t (instance_id, last_seen_version, position)
-      left join instances as i
-        on i.instance_id = t.instance_id
-       and i.custom_status_version > t.last_seen_version
+      left join lateral (
+           select n.custom_status, n.custom_status_version
+             from instances as n
+            where n.instance_id = t.instance_id
+              and n.custom_status_version > t.last_seen_version
+           offset 0) as i on true
      order by t.position;
 end
 $$
@@ -19,6 +22,7 @@ security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off;

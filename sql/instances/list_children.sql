@@ -10,4 +10,7 @@ begin
 end
 $$
 security definer
-set search_path from current;
+set search_path from current
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off;

@@ -50,5 +50,6 @@ security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set jit = off;

@@ -130,13 +130,12 @@ begin
                                          and h.ack_id = p_ack_id) then false end;
         if cardinality(p_activity_items) > 0 then
             -- Whoever was to get them from an earlier attempt has not heard of it.
-            v_rows := lock_work_items(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids);
+            v_rows := lock_work_items(p_activity_instance_ids, p_activity_execution_ids, p_activity_ids, p_activity_leases);
             update worker_queue as w
                set lease = null,
                    available_at = v_now,
                    attempt_count = w.attempt_count - 1
-             where w.ctid = any (v_rows)
-               and w.lease = any (p_activity_leases);
+             where w.ctid = any (v_rows);
         end if;
         return next;
         return;
@@ -303,4 +302,5 @@ security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off;

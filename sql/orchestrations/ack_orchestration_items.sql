@@ -70,6 +70,7 @@ declare
     v_previous   text := '';
     v_own        text;
     v_turns      integer[];
+    v_ends_at    timestamptz[];
     v_turn       integer;
     v_ends       boolean;
     v_terminal   constant text[] := array['Completed', 'Failed', 'ContinuedAsNew'];
@@ -117,24 +118,23 @@ begin
             and t.instance_id = any (p_targets);
     end if;
 
-    -- Each lease is checked when its lock is held: waiting for it may have outlasted the lease.
-    select array_agg(b.turn)
-      into v_turns
-      from (select t.turn::integer as turn, m.available_at, m.lease = p_leases[t.turn] as own
-              from (select u.instance_id, u.turn
-                      from unnest(p_instance_ids) with ordinality as u (instance_id, turn)
-                     order by u.instance_id collate "C") as t
-             cross join lateral (
-                   select m.available_at, m.lease
-                     from mailboxes as m
-                    where m.instance_id = t.instance_id
-                      for update) as m
-            -- Otherwise the planner would have the clock read before the lock is held.
-            offset 0) as b
-     where b.own
-       and b.available_at > clock_timestamp();
+    select array_agg(t.turn), array_agg(m.available_at)
+      into v_turns, v_ends_at
+      from (select u.instance_id, u.turn::integer as turn
+              from unnest(p_instance_ids) with ordinality as u (instance_id, turn)
+             order by u.instance_id collate "C") as t
+     cross join lateral (
+           select m.available_at
+             from mailboxes as m
+            where m.instance_id = t.instance_id
+              and m.lease = p_leases[t.turn]
+              for update) as m;
     v_turns := coalesce(v_turns, '{}');
+    -- Leases are checked when all locks are held: waiting for them may have outlasted some.
     v_now := clock_timestamp();
+    if v_now >= any (v_ends_at) then
+        v_turns := array(select t.turn from unnest(v_turns, v_ends_at) as t (turn, ends_at) where t.ends_at > v_now);
+    end if;
 
     delete from orchestrator_queue as q
      using (select c.row_at
@@ -172,7 +172,10 @@ begin
            set current_execution_id = p_execution_ids[t.turn],
                updated_at = v_now
           from unnest(v_turns) as t (turn)
-         where i.instance_id = p_instance_ids[t.turn]
+         cross join lateral (
+               select x.ctid as row_at from instances as x where x.instance_id = p_instance_ids[t.turn]
+               offset 0) as x
+         where i.ctid = x.row_at
            and i.current_execution_id < p_execution_ids[t.turn];
     end if;
 
@@ -209,8 +212,11 @@ begin
                custom_status_version = i.custom_status_version + 1,
                updated_at = v_now
           from unnest(v_turns) as t (turn)
+         cross join lateral (
+               select x.ctid as row_at from instances as x where x.instance_id = p_instance_ids[t.turn]
+               offset 0) as x
          where p_sets_custom_status[t.turn]
-           and i.instance_id = p_instance_ids[t.turn];
+           and i.ctid = x.row_at;
     end if;
 
     if cardinality(p_kv_turns) > 0 or true = any (p_clears_kv) or p_statuses && v_terminal then
@@ -293,7 +299,10 @@ begin
                cached_execution_id = p_execution_ids[t.turn],
                cached_event_id = coalesce(p_last_event_ids[t.turn], m.cached_event_id)
           from unnest(v_turns) as t (turn)
-         where m.instance_id = p_instance_ids[t.turn]
+         cross join lateral (
+               select x.ctid as row_at from mailboxes as x where x.instance_id = p_instance_ids[t.turn]
+               offset 0) as x
+         where m.ctid = x.row_at
         returning m.available_at, t.turn,
                   case when (p_tells_end[t.turn] or (m.cached_by is not null and handed_ids is not null))
                         and not exists (select from history as h
@@ -309,7 +318,11 @@ begin
                               else i.custom_status_version end order by t.position)
           into v_statuses, v_versions
           from unnest(v_ended) with ordinality as t (turn, position)
-          left join instances as i on i.instance_id = p_instance_ids[t.turn];
+          left join lateral (
+               select x.custom_status, x.custom_status_version
+                 from instances as x
+                where x.instance_id = p_instance_ids[t.turn]
+               offset 0) as i on true;
     end if;
     due_ms := ms_between(v_now, least(v_next, v_due_at));
 
@@ -336,6 +349,7 @@ security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off;

@@ -214,4 +214,5 @@ begin
 end
 $$
 set search_path from current
-set enable_seqscan = off;
+set enable_seqscan = off
+set enable_bitmapscan = off;

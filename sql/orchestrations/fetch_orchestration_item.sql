@@ -55,6 +55,7 @@ declare
     v_epochs            bigint[];
     v_cached_executions bigint[];
     v_cached_events     bigint[];
+    v_rows              tid[];
     v_box               text;
     v_version           bigint;
     v_due               timestamptz;
@@ -109,8 +110,9 @@ begin
              limit 1;
         else
             select array_agg(b.instance_id), array_agg(b.lease is not null), array_agg(b.history_epoch),
-                   array_agg(case when b.cached_by = p_node then b.cached_execution_id end), array_agg(b.cached_event_id)
-              into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events
+                   array_agg(case when b.cached_by = p_node then b.cached_execution_id end), array_agg(b.cached_event_id),
+                   array_agg(b.row_at)
+              into v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events, v_rows
               from (select b.*
                       from (select h.version
                               from mailbox_heads(p_min_version, p_max_version) as h
@@ -118,7 +120,7 @@ begin
                              order by h.available_at) as v
                      cross join lateral (
                            select m.instance_id, m.lease, m.history_epoch,
-                                  m.cached_by, m.cached_execution_id, m.cached_event_id
+                                  m.cached_by, m.cached_execution_id, m.cached_event_id, m.ctid as row_at
                              from mailboxes as m
                             where m.pinned_version = v.version
                               and m.available_at <= v_now
@@ -164,13 +166,17 @@ begin
                            cached_by = p_node,
                            cached_execution_id = d.execution_id,
                            cached_event_id = d.last_event_id
-                      from (select b.instance_id, q.attempts, x.execution_id, i.orchestration_name, i.orchestration_version,
+                      from (select b.row_at, q.attempts, x.execution_id, i.orchestration_name, i.orchestration_version,
                                    q.message_ids, q.messages, q.visible_until, b.history_epoch, x.cached_event_id,
                                    h.history, coalesce(h.last_event_id, x.cached_event_id) as last_event_id,
                                    k.keys, k.values, k.updated_at_ms
-                              from unnest(v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events)
-                                   as b (instance_id, leased, history_epoch, cached_execution_id, cached_event_id)
-                              left join instances as i on i.instance_id = b.instance_id
+                              from unnest(v_boxes, v_leased, v_epochs, v_cached_executions, v_cached_events, v_rows)
+                                   as b (instance_id, leased, history_epoch, cached_execution_id, cached_event_id, row_at)
+                              left join lateral (
+                                   select n.instance_id, n.orchestration_name, n.orchestration_version, n.current_execution_id
+                                     from instances as n
+                                    where n.instance_id = b.instance_id
+                                   offset 0) as i on true
                               -- Acked without metadata: its history tells which execution is the latest.
                               left join lateral (
                                    select e.execution_id
@@ -215,7 +221,7 @@ begin
                                and q.number between 1 and c_max_messages - 1
                                and q.bytes < c_max_message_bytes
                                and h.bytes <= c_max_history_bytes) as d
-                     where m.instance_id = d.instance_id
+                     where m.ctid = d.row_at
                     returning m.instance_id, m.lease, d.attempts + 1, d.execution_id, d.orchestration_name,
                               d.orchestration_version, d.messages, d.history_epoch, d.cached_event_id, d.history,
                               d.keys, d.values, d.updated_at_ms
@@ -268,6 +274,7 @@ security definer
 set search_path from current
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off

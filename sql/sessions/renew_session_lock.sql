@@ -38,4 +38,5 @@ $$
 security definer
 set search_path from current
 set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off;

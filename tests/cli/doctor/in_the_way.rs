@@ -116,9 +116,14 @@ async fn a_last_connection_is_enough() {
         .await;
     run_on(patient.url(), &["grant", "--for", "dashboard", role]).ok();
     let url = format!("{} user={role}", patient.url());
+    // A connection that was closed goes away in its own time, and until then there is no other.
+    let doctor = |arguments: &[&str]| {
+        let mut tries = (0..100).map(|_| run_on(&url, arguments));
+        tries.find(|finished| finished.code != 3).expect("a connection")
+    };
     let fix = format!("alter role {role} connection limit 6;");
     found(
-        |arguments| run_on(&url, arguments),
+        doctor,
         &Fault {
             severity: "error",
             check: "connections",
@@ -133,7 +138,7 @@ async fn a_last_connection_is_enough() {
     // What a lock ended does not cost the one connection: nothing else is kept from looking.
     let client = patient.database.client().await;
     let (held, _) = holder(client, "lock table duroxide.mailboxes").await;
-    let report = run_on(&url, &["doctor", "--json"]).fails(1, &["2 things"]).json();
+    let report = doctor(&["doctor", "--json"]).fails(1, &["2 things"]).json();
     let (locks, crowded) = (findings(&report, "locks"), findings(&report, "connections"));
     assert!(
         locks.len() == 1
@@ -144,14 +149,14 @@ async fn a_last_connection_is_enough() {
     );
     drop(held);
     patient.cure(&fix).await;
-    assert_eq!(run_on(&url, &["doctor"]).ok().out, "0 errors, 0 warnings\n");
+    assert_eq!(doctor(&["doctor"]).ok().out, "0 errors, 0 warnings\n");
 
     // Others have all but one of those of the database: 17 for a node and 5 for others.
     let client = patient.database.client().await;
-    let has = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
-    let others: i64 = client.query_one(has, &[]).await.expect("sessions").get(0);
+    let alone =
+        "select count(*) = 0 from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
+    until_on(&client, alone).await;
     drop(client);
-    assert_eq!(others, 0, "of this test alone");
     let mut others = Vec::new();
     for _ in 0..21 {
         others.push(connect(patient.url()).await);
@@ -162,7 +167,7 @@ async fn a_last_connection_is_enough() {
         .expect("limit");
     let fix = format!("alter database {role} connection limit 27;");
     found(
-        |arguments| run_on(&url, arguments),
+        doctor,
         &Fault {
             severity: "error",
             check: "connections",
@@ -171,7 +176,7 @@ async fn a_last_connection_is_enough() {
         },
     );
     others[0].batch_execute(&fix).await.expect("cure");
-    assert_eq!(run_on(&url, &["doctor"]).ok().out, "0 errors, 0 warnings\n");
+    assert_eq!(doctor(&["doctor"]).ok().out, "0 errors, 0 warnings\n");
     drop(others);
 
     // Without the first there is nothing.

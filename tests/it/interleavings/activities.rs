@@ -152,10 +152,11 @@ async fn a_cancellation_finds_an_activity_that_was_renewed_meanwhile() {
 async fn leases_that_end_while_many_acks_wait_have_ended() {
     let stage = Stage::new().await;
     let leased = "insert into worker_queue (instance_id, execution_id, activity_id, available_at, lease, tag, session_id, work_item) \
-                  select 'i', 1, n, clock_timestamp() + interval '300 ms', gen_random_uuid(), '', '', '{}' \
+                  select 'i' || n, 1, n, clock_timestamp() + interval '300 ms', gen_random_uuid(), '', '', '{}' \
                     from generate_series(1, 8) as n";
     stage.observer.batch_execute(leased).await.expect("leases");
-    stage.hold(WORKER_ROWS, "i").await;
+    // The last of them.
+    stage.hold(WORKER_ROWS, "i8").await;
     let client = stage.schema.client().await;
     let acks = format!(
         "select array_to_string(done, ' ') \

@@ -23,7 +23,8 @@ async fn leases_that_end_while_many_acks_wait_have_ended() {
                   select i, clock_timestamp() + interval '300 ms', gen_random_uuid(), '{}', clock_timestamp() \
                     from unnest(array['i', 'j']) as i";
     stage.observer.batch_execute(leased).await.expect("leases");
-    stage.hold(MAILBOX, "i").await;
+    // The last of them.
+    stage.hold(MAILBOX, "j").await;
     let client = stage.schema.client().await;
     let acks = format!(
         "select done \
