@@ -70,6 +70,7 @@ declare
     v_previous   text := '';
     v_own        text;
     v_turns      integer[];
+    v_boxes      tid[];
     v_ends_at    timestamptz[];
     v_turn       integer;
     v_ends       boolean;
@@ -118,13 +119,13 @@ begin
             and t.instance_id = any (p_targets);
     end if;
 
-    select array_agg(t.turn), array_agg(m.available_at)
-      into v_turns, v_ends_at
+    select array_agg(t.turn), array_agg(m.row_at), array_agg(m.available_at)
+      into v_turns, v_boxes, v_ends_at
       from (select u.instance_id, u.turn::integer as turn
               from unnest(p_instance_ids) with ordinality as u (instance_id, turn)
              order by u.instance_id collate "C") as t
      cross join lateral (
-           select m.available_at
+           select m.ctid as row_at, m.available_at
              from mailboxes as m
             where m.instance_id = t.instance_id
               and m.lease = p_leases[t.turn]
@@ -133,16 +134,19 @@ begin
     -- Leases are checked when all locks are held: waiting for them may have outlasted some.
     v_now := clock_timestamp();
     if v_now >= any (v_ends_at) then
-        v_turns := array(select t.turn from unnest(v_turns, v_ends_at) as t (turn, ends_at) where t.ends_at > v_now);
+        select coalesce(array_agg(t.turn), '{}'), array_agg(t.row_at)
+          into v_turns, v_boxes
+          from unnest(v_turns, v_boxes, v_ends_at) as t (turn, row_at, ends_at)
+         where t.ends_at > v_now;
     end if;
 
     delete from orchestrator_queue as q
      using (select c.row_at
-              from unnest(v_turns) as t (turn)
+              from unnest(v_boxes) as t (row_at)
              cross join lateral (
                    select m.instance_id, m.claimed_ids, m.claimed_until
                      from mailboxes as m
-                    where m.instance_id = p_instance_ids[t.turn]
+                    where m.ctid = t.row_at
                    offset 0) as m
              cross join lateral (
                    select o.ctid as row_at
@@ -298,11 +302,8 @@ begin
                                 then p_nodes[t.turn] end,
                cached_execution_id = p_execution_ids[t.turn],
                cached_event_id = coalesce(p_last_event_ids[t.turn], m.cached_event_id)
-          from unnest(v_turns) as t (turn)
-         cross join lateral (
-               select x.ctid as row_at from mailboxes as x where x.instance_id = p_instance_ids[t.turn]
-               offset 0) as x
-         where m.ctid = x.row_at
+          from unnest(v_turns, v_boxes) as t (turn, row_at)
+         where m.ctid = t.row_at
         returning m.available_at, t.turn,
                   case when (p_tells_end[t.turn] or (m.cached_by is not null and handed_ids is not null))
                         and not exists (select from history as h
