@@ -94,4 +94,5 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 -- It would read everything that has ended, and sort it, where the statistics are older than most of it.
+set enable_bitmapscan = off
 set jit = off;
