@@ -3,6 +3,8 @@
 mod deletion;
 mod handing_over;
 mod left_behind;
+mod nearly_empty;
+mod rows;
 
 use std::sync::{Arc, Mutex};
 
@@ -12,79 +14,13 @@ use serde_json::Value;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 use uuid::Uuid;
 
+use self::rows::{INSTANCES, TABLES, busy_year};
 use crate::fixtures::{activity, completed, raised, routed_activity, scheduled};
-use crate::support::{TestSchema, eventually};
+use crate::support::TestSchema;
 
 /// The most rows a node may visit, and the most pages a statement may touch.
 const MAX_ROWS: f64 = 300.0;
 const MAX_PAGES: f64 = 600.0;
-
-/// What has gathered in a database that has been in use for a while, its numbers `first` to `last`.
-fn busy_year(first: u32, last: u32) -> String {
-    format!(
-        "
-        -- 100,000 instances at rest, with a million events.
-        insert into mailboxes (instance_id, available_at, pinned_version)
-        select 'idle-' || n, 'infinity', 64 from generate_series({first}, least({last}, 100000)) as n
-        on conflict do nothing;
-        insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at)
-        select 'idle-' || n, 'Test', '1.0.0', 1, now(), now() from generate_series({first}, least({last}, 100000)) as n;
-        insert into executions (instance_id, execution_id, status, started_at)
-        select 'idle-' || n, 1, 'Running', now() from generate_series({first}, least({last}, 100000)) as n;
-        insert into history (instance_id, execution_id, event_id, event_data)
-        select 'idle-' || n, 1, e, '{{}}' from generate_series({first}, least({last}, 100000)) as n, generate_series(1, 10) as e;
-        -- 100,000 timers of other instances, due later.
-        insert into mailboxes (instance_id, available_at, pinned_version)
-        select 'timer-' || n, now() + n * interval '1 s' + interval '1 hour', 64 from generate_series({first}, least({last}, 100000)) as n;
-        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-        select 'timer-' || n, now() + n * interval '1 s' + interval '1 hour', 'm', '{{}}' from generate_series({first}, least({last}, 100000)) as n;
-        -- One instance in the middle of a turn, with 20,000 messages waiting behind it, and 10,000 timers of the one under test.
-        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-        select 'locked', now() - interval '1 s', 'm', '{{}}' from generate_series({first}, least({last}, 20000));
-        insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-        select 'target', now() + interval '1 hour', 'm', '{{}}' from generate_series({first}, least({last}, 10000));
-        -- 50,000 instances due, but pinned to versions that this node cannot replay.
-        insert into mailboxes (instance_id, available_at, pinned_version)
-        select 'foreign-' || n, now() - interval '1 hour', 1000000 + n % 3 from generate_series({first}, least({last}, 50000)) as n;
-        -- 100,000 activities for other tags, 20,000 of sessions that others own, and 5,000 that others work on.
-        insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
-        select 'idle-' || n, 1, 2, now() - interval '1 hour', '#gpu', '', '{{}}' from generate_series({first}, least({last}, 100000)) as n;
-        insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item)
-        select 'idle-' || n, 1, 3, now() - interval '1 hour', '', '#s' || n % 20, '{{}}' from generate_series({first}, least({last}, 20000)) as n;
-        insert into worker_queue (instance_id, execution_id, activity_id, available_at, lease, tag, session_id, work_item)
-        select 'idle-' || n, 1, 4, now() + interval '1 hour', gen_random_uuid(), '', '', '{{}}' from generate_series({first}, least({last}, 5000)) as n;
-        insert into kv_delta (instance_id, key, value, last_updated_at_ms)
-        select 'idle-' || n + 99, 'k', 'v', 0 from generate_series({first}, least({last}, 20000)) as n
-        on conflict do nothing;
-        "
-    )
-}
-
-/// The instance under test, one in the middle of a turn, and sessions of others.
-const INSTANCES: &str = "
-    insert into mailboxes (instance_id, available_at, pinned_version, lease, claimed_ids, claimed_until)
-    values ('locked', now() + interval '1 hour', 64, gen_random_uuid(), '{}', now());
-    insert into sessions (session_id, owner_id, locked_until, last_activity_at)
-    select '#s' || n, 'other', now() + interval '1 hour', now() from generate_series(0, 19) as n;
-    insert into mailboxes (instance_id, available_at, pinned_version) values ('target', 'infinity', 64);
-    insert into instances (instance_id, orchestration_name, orchestration_version, current_execution_id, created_at, updated_at)
-    values ('target', 'Test', '1.0.0', 1, now(), now());
-    insert into executions (instance_id, execution_id, status, started_at) values ('target', 1, 'Running', now());
-    insert into history (instance_id, execution_id, event_id, event_data) select 'target', 1, e, '{}' from generate_series(1, 50) as e;
-";
-
-/// Only these are analyzed: whoever drops a schema ends the sessions that hold locks in it.
-const TABLES: [&str; 9] = [
-    "executions",
-    "history",
-    "instances",
-    "kv_delta",
-    "kv_store",
-    "mailboxes",
-    "orchestrator_queue",
-    "sessions",
-    "worker_queue",
-];
 
 /// A connection that reports the plan of every statement, those inside functions too.
 struct Explained {
@@ -221,70 +157,6 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
     // Plans are cached by now, as generic plans.
     let faults = hot_functions(&explained, 1).await;
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
-/// How few rows there are, and whether the server knows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Few {
-    /// It has not counted them yet.
-    New,
-    /// There have never been more.
-    Always,
-    /// There were many before, and the indexes still have the pages.
-    Left,
-}
-
-/// Queues are nearly empty whenever the server happens to count their rows: plans made then must do when they are full.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plans_of_nearly_empty_tables_do_no_harm_when_they_have_grown() {
-    for few in [Few::New, Few::Always, Few::Left] {
-        let schema = TestSchema::new();
-        schema.provider().await;
-        let setup = schema.client().await;
-        for table in TABLES {
-            let still = format!("alter table {table} set (autovacuum_enabled = off)");
-            setup.batch_execute(&still).await.expect("settings");
-        }
-        let most = if few == Few::Left { 5000 } else { 2 };
-        setup.batch_execute(&busy_year(1, most)).await.expect("rows");
-        for table in TABLES {
-            let stays = match table {
-                "worker_queue" | "orchestrator_queue" | "sessions" => "false",
-                _ => "instance_id in ('idle-1', 'idle-2')",
-            };
-            let delete = format!("delete from {table} where not {stays}");
-            setup.batch_execute(&delete).await.expect("few are left");
-        }
-        setup.batch_execute(INSTANCES).await.expect("instances");
-        if few != Few::New {
-            // A session that has deleted rows does not report those as dead at once.
-            let another = schema.client().await;
-            for table in TABLES {
-                count_rows(&another, table).await;
-            }
-        }
-        let explained = Explained::new(&schema).await;
-        let mut faults = hot_functions(&explained, 0).await;
-        setup.batch_execute(&busy_year(3, 20_000)).await.expect("a busy year");
-        faults.extend(hot_functions(&explained, 1).await);
-        assert!(faults.is_empty(), "{few:?}: {}", faults.join("\n"));
-    }
-}
-
-/// Has the server count the rows of a table, and forget those that were deleted.
-async fn count_rows(client: &Client, table: &str) {
-    let vacuum = format!("vacuum (truncate off, analyze) {table}");
-    // What another test's transaction may still see stays until that ends.
-    let left =
-        format!("select n_dead_tup from pg_stat_user_tables where relid = '{table}'::regclass and n_dead_tup > 0");
-    eventually("what was deleted is gone", || async {
-        client.batch_execute(&vacuum).await.expect("vacuum");
-        (client.query_opt(&left, &[]).await)
-            .expect("dead rows")
-            .is_none()
-            .then_some(())
-    })
-    .await;
 }
 
 /// Calls each hot function, and judges what it did.
