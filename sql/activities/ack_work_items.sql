@@ -71,7 +71,7 @@ declare
     v_done     bigint[];
     v_rows     tid[];
     v_ends_at  timestamptz[];
-    v_first_end timestamptz;
+    v_earliest timestamptz;
     v_sessions text[];
     v_session  text;
 begin
@@ -146,7 +146,7 @@ begin
             v_own := found;
             done := done || v_own;
             continue when not v_own;
-            v_first_end := least(v_first_end, v_until);
+            v_earliest := least(v_earliest, v_until);
             if p_completion_instance_ids[v_position] is not null then
                 insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
                 values (p_completion_instance_ids[v_position], v_sent_at, 'm', p_completions[v_position])
@@ -159,7 +159,7 @@ begin
             end if;
         end loop;
         v_now := clock_timestamp();
-        if v_first_end <= v_now then
+        if v_earliest <= v_now then
             raise exception 'Invalid lock token: the lock of one of % activities has expired', cardinality(p_ids)
                 using errcode = 'DX001';
         end if;

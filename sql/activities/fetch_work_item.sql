@@ -193,29 +193,31 @@ begin
                                 limit v_wanted
                                   for update skip locked) as d
                          limit v_wanted) as d;
-                for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item, due_ms,
-                    history_epoch, history_execution_id, cached_event_id, history in
-                    with claimed as (
-                        update worker_queue as w
-                           set lease = gen_random_uuid(),
-                               available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
-                               attempt_count = w.attempt_count + 1
-                          from unnest(v_rows, v_times) as d (row_at, available_at)
-                         where w.ctid = d.row_at
-                        returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || '' as work_item,
-                                  d.available_at
-                    )
-                    select c.instance_id, c.execution_id, c.activity_id, c.id, c.lease, c.attempt_count, c.work_item,
-                           ms_from_timestamp(greatest(c.available_at, 'epoch')),
-                           a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
-                      from (select c.*, row_number() over (partition by c.instance_id order by c.available_at, c.id) as number
-                              from claimed as c) as c
-                      left join lateral history_along(case when c.number = 1 then c.instance_id end, p_node) as a on true
-                     order by c.available_at, c.id
-                loop
-                    v_claimed := v_claimed + 1;
-                    return next;
-                end loop;
+                if v_rows is not null then
+                    for instance_id, execution_id, activity_id, id, lease, attempt_count, work_item, due_ms,
+                        history_epoch, history_execution_id, cached_event_id, history in
+                        with claimed as (
+                            update worker_queue as w
+                               set lease = gen_random_uuid(),
+                                   available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
+                                   attempt_count = w.attempt_count + 1
+                              from unnest(v_rows, v_times) as d (row_at, available_at)
+                             where w.ctid = d.row_at
+                            returning w.instance_id, w.execution_id, w.activity_id, w.id, w.lease, w.attempt_count, w.work_item || '' as work_item,
+                                      d.available_at
+                        )
+                        select c.instance_id, c.execution_id, c.activity_id, c.id, c.lease, c.attempt_count, c.work_item,
+                               ms_from_timestamp(greatest(c.available_at, 'epoch')),
+                               a.history_epoch, a.history_execution_id, a.cached_event_id, a.history
+                          from (select c.*, row_number() over (partition by c.instance_id order by c.available_at, c.id) as number
+                                  from claimed as c) as c
+                          left join lateral history_along(case when c.number = 1 then c.instance_id end, p_node) as a on true
+                         order by c.available_at, c.id
+                    loop
+                        v_claimed := v_claimed + 1;
+                        return next;
+                    end loop;
+                end if;
             end if;
             if v_from > '-infinity' then
                 v_from := timestamptz '-infinity';

@@ -1,5 +1,5 @@
--- Locks activities, given by their instances, executions and ids; with p_leases only those that are leased so. Returns where their rows are: the statement that changes them finds them
--- there, whatever the planner believes of the queue (sql/README.md, "Plans").
+-- Locks activities, given by their instances, executions and ids; with p_leases only those that are leased so. Returns where
+-- their rows are: the statement that changes them finds them there, whatever the planner believes of the queue (sql/README.md, "Plans").
 -- Locks: worker rows, in the order of their keys.
 create or replace function lock_work_items(
     p_instance_ids  text[],

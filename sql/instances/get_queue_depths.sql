@@ -26,5 +26,4 @@ $$
 security definer
 set search_path from current
 set enable_seqscan = off
-set enable_bitmapscan = off
 set jit = off;

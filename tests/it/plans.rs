@@ -88,6 +88,20 @@ impl Explained {
         let plans = self.plans(name, call, parameters).await;
         plans.iter().flat_map(|plan| faults(name, plan)).collect()
     }
+
+    /// The same for a hot function, whose plans also do when the tables grow.
+    async fn judge_hot(
+        &self,
+        name: &str,
+        call: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Vec<String> {
+        let plans = self.plans(name, call, parameters).await;
+        let faults = plans
+            .iter()
+            .map(|plan| [faults(name, plan), whole_indexes(name, plan)].concat());
+        faults.flatten().collect()
+    }
 }
 
 fn query(plan: &Value) -> &str {
@@ -110,17 +124,26 @@ fn faults(name: &str, plan: &Value) -> Vec<String> {
             + number(node, "Rows Removed by Filter")
             + number(node, "Rows Removed by Index Recheck"))
             * number(node, "Actual Loops");
-        // Whoever looks for the head of a queue, or its tags, begins at the beginning.
-        let heads = ["mailboxes_claim_idx", "worker_queue_claim_idx"];
-        let index = node["Index Name"].as_str().unwrap_or_default();
-        if kind.starts_with("Index") && node["Index Cond"].is_null() && !heads.contains(&index) {
-            faults.push(format!("{name}: all of {index}: {shown}"));
-        }
         if kind == "Seq Scan" {
             faults.push(format!("{name}: sequential scan of {}: {shown}", node["Relation Name"]));
         }
         if rows > MAX_ROWS {
             faults.push(format!("{name}: {rows} rows in {kind}: {shown}"));
+        }
+    });
+    faults
+}
+
+/// Where an index is read without a condition. Whoever looks for the head of a queue, or its tags, begins at the beginning.
+fn whole_indexes(name: &str, plan: &Value) -> Vec<String> {
+    let heads = ["mailboxes_claim_idx", "worker_queue_claim_idx"];
+    let mut faults = Vec::new();
+    visit(&plan["Plan"], &mut |node| {
+        let kind = node["Node Type"].as_str().unwrap_or_default();
+        let index = node["Index Name"].as_str().unwrap_or_default();
+        if kind.starts_with("Index") && node["Index Cond"].is_null() && !heads.contains(&index) {
+            let words: Vec<_> = query(plan).split_whitespace().collect();
+            faults.push(format!("{name}: all of {index}: {}", words.join(" ")));
         }
     });
     faults
@@ -168,7 +191,7 @@ async fn hot_functions(explained: &Explained, round: i64) -> Vec<String> {
     faults.extend(handing_over::run(explained, round).await);
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "fetch_orchestration_item, empty",
                 "select * from fetch_orchestration_item(30000, 0, 999999, 4, gen_random_uuid(), false)",
                 &[],
@@ -196,7 +219,7 @@ async fn hot_functions(explained: &Explained, round: i64) -> Vec<String> {
             "select * from renew_session_lock(array['me'], 1000, 1000)",
         ),
     ] {
-        faults.extend(explained.judge(name, call, &[]).await);
+        faults.extend(explained.judge_hot(name, call, &[]).await);
     }
     faults
 }
@@ -207,7 +230,7 @@ async fn enqueue(explained: &Explained) -> Vec<String> {
     for instance in ["target", "locked", "new"] {
         faults.extend(
             explained
-                .judge(
+                .judge_hot(
                     &format!("enqueue_for_orchestrator to {instance}"),
                     "select * from enqueue_for_orchestrator($1, 'm', $2, null, null)",
                     &[&instance, &json(&raised(instance, "x"))],
@@ -221,7 +244,7 @@ async fn enqueue(explained: &Explained) -> Vec<String> {
 async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
     // 999999: just below the versions that this node cannot replay.
     let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 4, gen_random_uuid(), false)";
-    let mut faults = explained.judge("fetch_orchestration_item", fetch, &[]).await;
+    let mut faults = explained.judge_hot("fetch_orchestration_item", fetch, &[]).await;
     let lease = leased(explained, "mailboxes", "target").await;
     for (name, call) in [
         (
@@ -233,7 +256,7 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
             "select * from abandon_orchestration_item('target', $1, null, true, null)",
         ),
     ] {
-        faults.extend(explained.judge(name, call, &[&lease]).await);
+        faults.extend(explained.judge_hot(name, call, &[&lease]).await);
     }
     explained.client.query(fetch, &[]).await.expect("fetch");
     let lease = leased(explained, "mailboxes", "target").await;
@@ -241,7 +264,7 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
     let item = json(&activity("target", 7));
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "ack_orchestration_item",
                 "select * from ack_orchestration_item('target', $1, gen_random_uuid(), 1, 'Running', null, 'Test', \
                  '1.0.0', null, null, true, 'status', false, gen_random_uuid(), $2, $2, array[$2::bigint], array[$3], \
@@ -261,7 +284,7 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
 
 async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
     let mut faults = explained
-        .judge(
+        .judge_hot(
             "enqueue_for_orchestrators",
             "select * from enqueue_for_orchestrators(array['target', 'idle-11', 'idle-12', 'idle-13', 'locked'], \
              array['m', 'm', 'm', 'm', 'm']::\"char\"[], array['{}', '{}', '{}', '{}', '{}'], \
@@ -272,7 +295,7 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
     let waited_for = format!("idle-{}", 1 + round);
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "enqueue_for_orchestrator, handed over",
                 "select * from enqueue_for_orchestrator($1, 'm', '{}', null, null, \
                  gen_random_uuid(), 30000, 0, 999999, gen_random_uuid())",
@@ -282,11 +305,11 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
     );
     let waited_for_lease = leased(explained, "mailboxes", &waited_for).await;
     let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 16, gen_random_uuid(), false)";
-    faults.extend(explained.judge("fetch_orchestration_item, many", fetch, &[]).await);
+    faults.extend(explained.judge_hot("fetch_orchestration_item, many", fetch, &[]).await);
     let lease = leased(explained, "mailboxes", "target").await;
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "ack_orchestration_items",
                 "select * from ack_orchestration_items(array['target', $5], array[$1, $6]::uuid[], \
                  array[gen_random_uuid(), gen_random_uuid()], array[1, 2]::bigint[], array[null, 'Completed'], \
@@ -316,7 +339,7 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
 
 async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
     let mut faults = explained
-        .judge(
+        .judge_hot(
             "enqueue_for_worker",
             "select * from enqueue_for_worker('target', 1, $1, '', '#mine', $2)",
             &[&(50 + round), &json(&routed_activity("target", 50, None, Some("mine")))],
@@ -330,7 +353,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', null, 4, gen_random_uuid(), false)",
         "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
     ] {
-        faults.extend(explained.judge(call, call, &[]).await);
+        faults.extend(explained.judge_hot(call, call, &[]).await);
     }
     let row = explained
         .client
@@ -343,7 +366,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
     let (id, lease, activity_id): (i64, Uuid, i64) = (row.get(0), row.get(1), row.get(2));
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "renew_work_item_lock",
                 "select * from renew_work_item_lock('target', 1, $1, $2, 30000)",
                 &[&activity_id, &lease],
@@ -353,7 +376,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
     // Not its holder: locks and looks, but ends nothing.
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "ack_work_item",
                 "select * from ack_work_item('target', 1, $1, $2, gen_random_uuid(), 'target', '{}', \
                  gen_random_uuid(), 30000, 0, 999999, gen_random_uuid(), 10)",
@@ -363,7 +386,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
     );
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "ack_work_items",
                 "select * from ack_work_items(array['target', 'idle-5'], array[1, 1]::bigint[], array[$1::bigint, 2], \
                  array[$2::bigint, 0], array[$3, gen_random_uuid()], array['target', 'idle-5'], array[$4, '{}'], \

@@ -15,7 +15,7 @@ async fn starts(explained: &Explained, name: &str) -> Vec<String> {
     let instances = ["a", "b", "c"].map(|instance| format!("{name}-{instance}"));
     let [one, two, three] = &instances;
     let faults = explained
-        .judge(
+        .judge_hot(
             "enqueue_for_orchestrators, starts",
             STARTS,
             &[one, two, three, &json(&start(one))],
@@ -34,7 +34,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     let alone = format!("alone-{round}");
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "enqueue_for_orchestrator, a start",
                 "select * from enqueue_for_orchestrator($1, 's', $2, null, null, \
                  gen_random_uuid(), 30000, 0, 999999, gen_random_uuid())",
@@ -46,7 +46,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     let one = format!("one-{round}");
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "enqueue_for_worker, leased",
                 "select * from enqueue_for_worker($1, 1, 1, '', '', $2, gen_random_uuid(), 30000)",
                 &[&one, &json(&activity(&one, 1))],
@@ -56,7 +56,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     let lease: Uuid = leased(explained, "worker_queue", &one).await;
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "abandon_work_item",
                 "select * from abandon_work_item($1, 1, 1, $2, null, true, true)",
                 &[&one, &lease],
@@ -66,7 +66,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
     let many = format!("many-{round}");
     faults.extend(
         explained
-            .judge(
+            .judge_hot(
                 "enqueue_for_workers, some leased",
                 "select * from enqueue_for_workers(array[$1, $1, $1], array[1, 1, 1]::bigint[], array[1, 2, 3]::bigint[], \
                  array['', '', ''], array['', '', ''], array[$2, $2, $2], \
