@@ -21,7 +21,9 @@ use crate::error::{CallError, Failure};
 use crate::follow::Follow;
 use crate::handover::{To, during, may_have_spoilt};
 use crate::inner::Inner;
+use crate::kept::RETURNING;
 use crate::messages::enqueue_error;
+use crate::pace::Step;
 use crate::rests::REST;
 use crate::token::ActivityToken;
 use crate::turn_handover::TurnHandover;
@@ -152,7 +154,10 @@ impl Inner {
                 let call = self.caller.call_within_leases(function, &parameters, leases, follow);
                 during(turns.handover(), call).await
             };
-            self.look_for_next(&acks, 1, if self.leases.work_is_short() { 2 } else { 1 });
+            // What is found beside an ack that takes its time would be back in the queue when it is answered.
+            if self.pace.took(Queue::Worker, Step::Ack) < RETURNING / 2 {
+                self.look_for_next(&acks, 1, if self.leases.work_is_short() { 2 } else { 1 });
+            }
             let mut follow = turns.follow();
             let mut sent = call(&turns, &follow).await;
             if turns.handover().is_some() && may_have_spoilt(ACK, &sent) {
@@ -200,13 +205,13 @@ impl Inner {
         Ok(())
     }
 
-    /// `keeps_place`: nobody has begun it, and it comes before others.
+    /// `place_ms`: nobody has begun it, and it has its place in the queue again, that of what has been due since then.
     pub(crate) async fn abandon_work_item(
         self: &Arc<Self>,
         token: &str,
         delay: Option<Duration>,
         ignore_attempt: bool,
-        keeps_place: bool,
+        place_ms: Option<i64>,
     ) -> Result<(), Failure> {
         const OPERATION: &str = "abandon_work_item";
         let token = activity_token(OPERATION, token)?;
@@ -214,7 +219,7 @@ impl Inner {
             .call_on_activity(
                 OPERATION,
                 &token,
-                &[&delay.map(encode::milliseconds), &ignore_attempt, &keeps_place],
+                &[&delay.map(encode::milliseconds), &ignore_attempt, &place_ms],
                 self.lease_call(token.lease, None),
             )
             .await;

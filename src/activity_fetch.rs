@@ -245,7 +245,7 @@ impl Inner {
             self.set_has_sessions(&request.tags, sessions);
             found.ask_anew = sessions && request.sessions == Sessions::IfAny;
             let fetched = Fetched::decode(row).map_err(|error| self.decoding(operation, error))?;
-            let (token, attempt_count, item, history) = match fetched {
+            let (token, attempt_count, item, history, due_ms) = match fetched {
                 Fetched::Nothing { next } => {
                     found.next = next;
                     continue;
@@ -255,7 +255,8 @@ impl Inner {
                     attempt_count,
                     item,
                     history,
-                } => (token, attempt_count, item, history),
+                    due_ms,
+                } => (token, attempt_count, item, history, due_ms),
             };
             self.leases.extended(token.lease, request.lock_timeout);
             if let Some(tail) = history {
@@ -266,9 +267,8 @@ impl Inner {
                     let (instance_id, lease, token) = (token.instance_id.clone(), token.lease, token.to_string());
                     let ahead = histories.get(&instance_id).cloned().map(|tail| (instance_id, tail));
                     let claimed = Claimed::new((item, token.clone(), attempt_count), ahead);
-                    found
-                        .granted
-                        .push(Granted::new(self, Queue::Worker, lease, token, claimed));
+                    let granted = Granted::new(self, Queue::Worker, lease, token, claimed);
+                    found.granted.push(granted.due_since(due_ms));
                 }
                 // Unreadable, it keeps its lease: others come first, and it is reported again when that ends.
                 Err(reason) => {
@@ -334,6 +334,8 @@ enum Fetched {
         attempt_count: u32,
         item: Box<Result<WorkItem, String>>,
         history: Option<Tail>,
+        /// Since when it was due.
+        due_ms: Option<i64>,
     },
     Nothing {
         next: Option<Duration>,
@@ -364,6 +366,7 @@ impl Fetched {
             attempt_count: u32::try_from(attempt_count).unwrap_or(u32::MAX),
             item: Box::new(item),
             history: history_along(row)?,
+            due_ms: row.try_get("due_ms")?,
         })
     }
 }

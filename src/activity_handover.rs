@@ -154,8 +154,7 @@ impl<'a> ActivityHandover<'a> {
                 let ahead = history(*position).filter(|(instance_id, _)| *instance_id == token.instance_id);
                 let (lease, token) = (token.lease, token.to_string());
                 let claimed = Claimed::new((coming.item.clone(), token.clone(), 1), ahead);
-                let granted = Granted::new(&self.inner, Queue::Worker, lease, token, claimed);
-                Some(granted.without_place())
+                Some(Granted::new(&self.inner, Queue::Worker, lease, token, claimed))
             });
             let mut granted: Vec<_> = granted.collect();
             if handover.is_stale() {

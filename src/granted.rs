@@ -27,8 +27,8 @@ pub(crate) struct Granted<T> {
     token: String,
     queue: Queue,
     pause: Option<Duration>,
-    /// Whether it had a place in the queue before, and gets it back.
-    had_place: bool,
+    /// The place in the queue that it had before, and gets back: when it was due, by the server's clock.
+    place_ms: Option<i64>,
     inner: Arc<Inner>,
 }
 
@@ -40,14 +40,14 @@ impl<T> Granted<T> {
             token,
             queue,
             pause: Some(PAUSE),
-            had_place: true,
+            place_ms: None,
             inner: Arc::clone(inner),
         }
     }
 
-    /// It was put into the queue by the call that leased it, and had no place there.
-    pub(crate) fn without_place(mut self) -> Self {
-        self.had_place = false;
+    /// It was in the queue, and due since then.
+    pub(crate) fn due_since(mut self, place_ms: Option<i64>) -> Self {
+        self.place_ms = place_ms;
         self
     }
 
@@ -75,12 +75,11 @@ impl<T> Granted<T> {
             return;
         };
         let (inner, token) = (Arc::clone(&self.inner), std::mem::take(&mut self.token));
-        let (queue, pause, had_place) = (self.queue, self.pause, self.had_place);
-        // What rests cannot be had at once anyway.
-        let on_its_way = pause.is_none().then(|| OnItsWay::new(&inner, queue));
+        let (queue, pause, place_ms) = (self.queue, self.pause, self.place_ms);
+        let on_its_way = OnItsWay::new(&inner, pause.is_none().then_some(queue));
         runtime.spawn(async move {
-            let keeps_place = had_place && pause.is_none();
-            let result = abandon(&inner, queue, &token, pause, keeps_place).await;
+            let place_ms = place_ms.filter(|_| pause.is_none());
+            let result = abandon(&inner, queue, &token, pause, place_ms).await;
             drop(on_its_way);
             if let Err(error) = result {
                 debug!(%error, "could not hand back the lease of a dropped fetch; it will expire");
@@ -100,13 +99,20 @@ impl<T> Drop for Granted<T> {
 pub(crate) struct GoingBack {
     turns: AtomicUsize,
     activities: AtomicUsize,
+    /// What rests, and cannot be had at once anyway.
+    resting: AtomicUsize,
     changed: Notify,
 }
 
 impl GoingBack {
-    /// Whether there is any.
+    /// Whether there is something that can be had as soon as it has arrived.
     pub(crate) fn is_some(&self, queue: Queue) -> bool {
-        self.count(queue).load(Ordering::Acquire) > 0
+        self.count(Some(queue)).load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn is_any(&self) -> bool {
+        let counts = [&self.turns, &self.activities, &self.resting];
+        counts.iter().any(|count| count.load(Ordering::Acquire) > 0)
     }
 
     /// Something has arrived, or is on its way back or kept that was on its way to this process before.
@@ -128,18 +134,20 @@ impl GoingBack {
         }
     }
 
-    fn count(&self, queue: Queue) -> &AtomicUsize {
+    fn count(&self, queue: Option<Queue>) -> &AtomicUsize {
         match queue {
-            Queue::Orchestrator => &self.turns,
-            Queue::Worker => &self.activities,
+            Some(Queue::Orchestrator) => &self.turns,
+            Some(Queue::Worker) => &self.activities,
+            None => &self.resting,
         }
     }
 }
 
-struct OnItsWay(Arc<Inner>, Queue);
+/// To which queue, unless it rests.
+struct OnItsWay(Arc<Inner>, Option<Queue>);
 
 impl OnItsWay {
-    fn new(inner: &Arc<Inner>, queue: Queue) -> Self {
+    fn new(inner: &Arc<Inner>, queue: Option<Queue>) -> Self {
         inner.going_back.count(queue).fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(inner), queue)
     }
@@ -158,11 +166,11 @@ async fn abandon(
     queue: Queue,
     token: &str,
     pause: Option<Duration>,
-    keeps_place: bool,
+    place_ms: Option<i64>,
 ) -> Result<(), Failure> {
     match queue {
         Queue::Orchestrator => inner.abandon_orchestration_item(token, None, true, pause).await,
-        Queue::Worker => inner.abandon_work_item(token, None, true, keeps_place).await,
+        Queue::Worker => inner.abandon_work_item(token, None, true, place_ms).await,
     }
 }
 
@@ -175,7 +183,7 @@ pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, token: String) {
     runtime.spawn(async move {
         for pause_ms in [0, 10, 50, 200, 1000] {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-            match abandon(&inner, queue, &token, None, false).await {
+            match abandon(&inner, queue, &token, None, None).await {
                 Ok(()) => return,
                 Err(error) => debug!(%error, "nothing to hand back after an answer was lost, so far"),
             }

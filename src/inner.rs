@@ -152,20 +152,19 @@ impl Inner {
         self.woken(Queue::Worker, Reason::Closed, None);
         let closing = Closing(Arc::clone(self));
         if let Ok(runtime) = Handle::try_current()
-            && self.has_nobodys_leases()
+            && self.may_have_nobodys_leases()
         {
             runtime.spawn(async move {
                 let inner = &closing.0;
-                let given_back = || (!inner.has_nobodys_leases()).then_some(());
+                let given_back = || (!inner.may_have_nobodys_leases()).then_some(());
                 inner.going_back.until(Instant::now() + UNTIL_CLOSED, given_back).await;
             });
         }
     }
 
-    /// Whether something is on its way that is leased, and that nobody asked for.
-    fn has_nobodys_leases(&self) -> bool {
-        let is_going_back = [Queue::Orchestrator, Queue::Worker].map(|queue| self.going_back.is_some(queue));
-        is_going_back.contains(&true) || self.turns.expects_some() || self.activities.expects_some()
+    /// Whether something is on its way that is, or may be, leased, and that nobody asked for, or no longer does.
+    fn may_have_nobodys_leases(&self) -> bool {
+        self.going_back.is_any() || self.turns.is_on_the_wire() || self.activities.is_on_the_wire()
     }
 
     /// All that is kept for those who have yet to ask goes back to the queues.

@@ -27,6 +27,13 @@ pub(crate) struct Kept<T> {
     attended_until: Option<Instant>,
 }
 
+/// How much went back that was for those who come back, and for those who were expected to ask.
+#[derive(Default)]
+pub(crate) struct WentBack {
+    pub(crate) for_returning: usize,
+    pub(crate) for_expected: usize,
+}
+
 struct Item<T> {
     granted: Granted<T>,
     /// Why it is here.
@@ -95,17 +102,20 @@ impl<T> Kept<T> {
             useless_at,
             runtime: Handle::try_current().ok(),
         }));
-        self.attended_until.replace(until + ATTENDED).is_none()
+        let attended_until = self.attended_until.replace(until + ATTENDED);
+        // A keeper that has not looked for so long may be of a runtime that does nothing at the moment.
+        attended_until.is_none_or(|until| until + ATTENDED < now)
     }
 
-    /// The first that is of use.
-    pub(crate) fn take(&mut self, now: Instant) -> Option<Granted<T>> {
-        self.hand_back_if(|item| item.useless_at <= now);
+    pub(crate) fn take(&mut self) -> Option<Granted<T>> {
         self.items.pop_front().map(|item| item.granted)
     }
 
-    /// Whether there was any that somebody was expected to ask for.
-    pub(crate) fn hand_back_overdue(&mut self, now: Instant) -> bool {
+    pub(crate) fn hand_back_useless(&mut self, now: Instant) -> WentBack {
+        self.hand_back_if(|item| item.useless_at <= now)
+    }
+
+    pub(crate) fn hand_back_overdue(&mut self, now: Instant) -> WentBack {
         self.hand_back_if(|item| item.until <= now)
     }
 
@@ -118,23 +128,25 @@ impl<T> Kept<T> {
         });
     }
 
-    /// Whether there was any that somebody was expected to ask for.
-    pub(crate) fn hand_back_all(&mut self) -> bool {
+    pub(crate) fn hand_back_all(&mut self) -> WentBack {
         self.hand_back_if(|_| true)
     }
 
-    fn hand_back_if(&mut self, mut goes_back: impl FnMut(&Item<T>) -> bool) -> bool {
-        let mut was_expected = false;
+    fn hand_back_if(&mut self, mut goes_back: impl FnMut(&Item<T>) -> bool) -> WentBack {
+        let mut went_back = WentBack::default();
         for _ in 0..self.items.len() {
             match self.items.pop_front() {
                 Some(item) if goes_back(&item) => {
-                    was_expected |= item.reason != Reason::Next;
+                    match item.reason {
+                        Reason::Next => went_back.for_returning += 1,
+                        _ => went_back.for_expected += 1,
+                    }
                     item.hand_back();
                 }
                 item => self.items.extend(item),
             }
         }
-        was_expected
+        went_back
     }
 
     /// Nobody sees to it any more. The runtime of its keeper ends, but others may go on.

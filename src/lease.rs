@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use crate::swept::SweptMap;
+
 /// How long to go on for a lease that another provider object was granted.
 const UNKNOWN_LEASE: Duration = Duration::from_secs(5);
 /// Entries beyond this are swept of leases that ended long ago (tasks that died with their token).
@@ -25,7 +27,7 @@ const WEIGHT: u32 = 8;
 /// Leases by their id.
 #[derive(Default)]
 pub(crate) struct Leases {
-    held: Mutex<HashMap<Uuid, Held>>,
+    held: Mutex<SweptMap<Uuid, Held>>,
     /// How long the work of those who come back usually takes, as far as is known.
     usual: Mutex<Option<Duration>>,
     /// One of them has finished.
@@ -47,9 +49,7 @@ impl Leases {
         let now = Instant::now();
         let end = now.checked_add(duration).unwrap_or(now + UNKNOWN_LEASE);
         let mut held = self.lock();
-        if held.len() > SWEEP_ABOVE {
-            held.retain(|_, held| held.end > now);
-        }
+        held.sweep(SWEEP_ABOVE, |held| held.end > now);
         let new = Held {
             end,
             returns_to: None,
@@ -127,7 +127,7 @@ impl Leases {
         groups.into_iter().max_by_key(|(_, count)| *count)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Held>> {
+    fn lock(&self) -> MutexGuard<'_, SweptMap<Uuid, Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

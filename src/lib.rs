@@ -13,6 +13,7 @@ mod activity_fetch;
 mod activity_handover;
 mod admin;
 mod ahead;
+mod appetite;
 mod batch;
 mod bulk_deletion;
 mod cache;
@@ -57,6 +58,7 @@ mod sessions;
 #[cfg(feature = "cli")]
 mod shell;
 mod signatures;
+mod swept;
 mod telemetry;
 #[cfg(feature = "test-support")]
 pub mod test_support;

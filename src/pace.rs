@@ -96,20 +96,21 @@ impl Drop for Sent<'_> {
 
 impl Pace {
     pub(crate) fn sent(&self, queue: Queue, step: Step) -> Sent<'_> {
-        let circle = self.circle(queue);
-        let among = match step {
-            Step::Enqueue => &circle.enqueues,
-            Step::Fetch => {
-                circle.has_no_fetches.store(false, Ordering::Relaxed);
-                &circle.fetches
-            }
-            Step::Ack => &circle.acks,
-        };
+        if step == Step::Fetch {
+            self.circle(queue).has_no_fetches.store(false, Ordering::Relaxed);
+        }
+        let among = self.on_the_wire(queue, step);
         among.calls.fetch_add(1, Ordering::AcqRel);
         Sent {
             among,
             since: Instant::now(),
         }
+    }
+
+    /// How long the last call took.
+    pub(crate) fn took(&self, queue: Queue, step: Step) -> Duration {
+        let took = self.on_the_wire(queue, step).took.load(Ordering::Relaxed);
+        Duration::from_micros(took)
     }
 
     /// Whether what is enqueued is handed over to those who will fetch it.
@@ -132,6 +133,15 @@ impl Pace {
         before.ends().await;
         if (queue, step) == (Queue::Worker, Step::Ack) {
             leases.company().await;
+        }
+    }
+
+    fn on_the_wire(&self, queue: Queue, step: Step) -> &OnTheWire {
+        let circle = self.circle(queue);
+        match step {
+            Step::Enqueue => &circle.enqueues,
+            Step::Fetch => &circle.fetches,
+            Step::Ack => &circle.acks,
         }
     }
 

@@ -139,9 +139,9 @@ impl<R: Request> Line<R> {
         }
     }
 
-    /// Whether something is on its way to those who have yet to ask.
-    pub(crate) fn expects_some(&self) -> bool {
-        self.lock().values().any(Group::expects_some)
+    /// Whether there is a call that may lease something for somebody.
+    pub(crate) fn is_on_the_wire(&self) -> bool {
+        self.lock().values().any(Group::is_on_the_wire)
     }
 
     /// All that is kept goes back to the queue.
@@ -204,7 +204,7 @@ impl<R: Request> Line<R> {
         }
         let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
         // A closed provider gives nothing away that it could not take back.
-        let kept = (!inner.caller.is_closed()).then(|| group.kept.take(now)).flatten();
+        let kept = (!inner.caller.is_closed()).then(|| group.take_kept(now)).flatten();
         if kept.is_none() && sees_all {
             let mut is_elsewhere = inner.going_back.is_some(R::QUEUE);
             for (_, other) in groups.iter_mut().filter(|(other, _)| *other != request) {
@@ -312,6 +312,7 @@ impl<R: Request> Line<R> {
         if is_for_others && !took_all {
             inner.waker.tell_others(R::QUEUE, Haste::Soon);
         }
+        let found_all = (found.as_ref().ok()).map(|found| found.granted.len() >= sent.wanted());
         let look = {
             let mut groups = self.lock();
             let Some(group) = groups.get_mut(request) else {
@@ -328,7 +329,7 @@ impl<R: Request> Line<R> {
                     }
                 }
                 Ok(found) => {
-                    let enough = found.granted.len() >= sent.wanted();
+                    let enough = found_all == Some(true);
                     for granted in found.granted {
                         unwanted.extend(group.hand_out(sent.id, granted));
                     }
@@ -370,6 +371,11 @@ impl<R: Request> Line<R> {
                 let is_new = group.kept.keep(unwanted.drain(..ahead), sent.reason, lock_timeout);
                 keeper = is_new.then(|| Keeper::new(inner, request));
             }
+            if sent.reason == Reason::Next
+                && let Some(is_all) = found_all
+            {
+                group.is_provided_for(is_all);
+            }
             // What was for those who went away is dropped, and rests; the others were only one too many. Under the lock: whoever finds that they
             // are not kept can see that they are on their way back.
             for granted in unwanted.drain(..).skip(departed) {
@@ -380,9 +386,7 @@ impl<R: Request> Line<R> {
         if let Some(keeper) = keeper {
             keeper.spawn();
         }
-        if sent.ahead > 0 {
-            inner.going_back.has_changed();
-        }
+        inner.going_back.has_changed();
         send_look(inner, request, look, None);
     }
 }

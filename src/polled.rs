@@ -6,7 +6,7 @@
 //! answer is as fresh as any, and whoever waits hears of the end at once, by a few reads instead of a dozen. Where there are other processes the
 //! orchestration may end there, so it waits for about 20 ms; in one that runs no turns, not at all.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task;
 
 use crate::ended::Ended;
+use crate::swept::SweptMap;
 
 /// Who reads once more within this time asks for nothing new: it polls.
 const AT_ONCE: Duration = Duration::from_millis(2);
@@ -45,16 +46,9 @@ impl Reader {
 
 pub(crate) struct Polled {
     since: Instant,
-    state: Mutex<State>,
+    instances: Mutex<SweptMap<String, Instance>>,
     /// Those who fetch: what they read they need at once.
     dispatchers: Mutex<HashSet<Reader>>,
-}
-
-#[derive(Default)]
-struct State {
-    instances: HashMap<String, Instance>,
-    /// How many there were after the last sweep.
-    swept: usize,
 }
 
 #[derive(Default)]
@@ -62,9 +56,7 @@ struct Instance {
     /// In this process.
     has_ended: bool,
     waiting: Vec<Waiting>,
-    readers: HashMap<Reader, Series>,
-    /// How many there were after the last sweep.
-    swept: usize,
+    readers: SweptMap<Reader, Series>,
 }
 
 /// The end, and what it is if that is known.
@@ -107,15 +99,15 @@ impl Default for Polled {
     fn default() -> Self {
         Self {
             since: Instant::now(),
-            state: Mutex::default(),
+            instances: Mutex::default(),
             dispatchers: Mutex::default(),
         }
     }
 }
 
 impl Polled {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SweptMap<String, Instance>> {
+        self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whoever calls fetches work.
@@ -152,20 +144,14 @@ impl Polled {
         if self.dispatchers().contains(&reader) {
             return None;
         }
-        let mut state = self.lock();
-        if state.instances.len() > SWEEP_ABOVE.max(2 * state.swept) {
-            state.instances.retain(|_, polled| {
-                polled.readers.retain(|_, series| series.goes_on(now));
-                !polled.readers.is_empty()
-            });
-            state.swept = state.instances.len();
-        }
-        // Known before it is read: an end between the two must not be missed.
-        let polled = state.instances.entry(instance.to_string()).or_default();
-        if polled.readers.len() > SWEEP_READERS_ABOVE.max(2 * polled.swept) {
+        let mut instances = self.lock();
+        instances.sweep(SWEEP_ABOVE, |polled| {
             polled.readers.retain(|_, series| series.goes_on(now));
-            polled.swept = polled.readers.len();
-        }
+            !polled.readers.is_empty()
+        });
+        // Known before it is read: an end between the two must not be missed.
+        let polled = instances.entry(instance.to_string()).or_default();
+        polled.readers.sweep(SWEEP_READERS_ABOVE, |series| series.goes_on(now));
         if polled.has_ended && !polled.readers.values().any(|series| series.goes_on(now)) {
             // Nobody has read of that end. It may have been started anew.
             *polled = Instance::default();
@@ -189,8 +175,8 @@ impl Polled {
 
     /// Whether somebody waits for the end of an instance.
     pub(crate) fn is_awaited(&self, instance: &str) -> bool {
-        let state = self.lock();
-        let polled = state.instances.get(instance);
+        let instances = self.lock();
+        let polled = instances.get(instance);
         polled.is_some_and(|polled| polled.waiting.iter().any(|waiting| !waiting.end.is_closed()))
     }
 
@@ -201,15 +187,15 @@ impl Polled {
     }
 
     fn note(&self, instance: &str, reader: Reader, has_ended: bool, now: Instant) {
-        let mut state = self.lock();
-        let Some(polled) = state.instances.get_mut(instance) else {
+        let mut instances = self.lock();
+        let Some(polled) = instances.get_mut(instance) else {
             return;
         };
         if has_ended {
             polled.readers.remove(&reader);
             polled.readers.retain(|_, series| series.goes_on(now));
             if polled.readers.is_empty() {
-                state.instances.remove(instance);
+                instances.remove(instance);
             }
         } else if let Some(series) = polled.readers.get_mut(&reader) {
             series.last = now;
@@ -220,8 +206,8 @@ impl Polled {
 
     /// The custom status is asked for. Once after each read, that is part of a series; whoever asks again waits for something else.
     pub(crate) fn asks_for_status(&self, instance: &str) {
-        let mut state = self.lock();
-        if let Some(polled) = state.instances.get_mut(instance)
+        let mut instances = self.lock();
+        if let Some(polled) = instances.get_mut(instance)
             && let Some(series) = polled.readers.get_mut(&Reader::current())
         {
             series.statuses += 1;
@@ -233,7 +219,7 @@ impl Polled {
 
     /// The last turn of an instance was committed. `ended`: its history, for those who have waited for it since before it was.
     pub(crate) fn has_ended(&self, instance: &str, ended: Option<Ended>) {
-        let waiting = match self.lock().instances.get_mut(instance) {
+        let waiting = match self.lock().get_mut(instance) {
             Some(polled) => {
                 polled.has_ended = true;
                 std::mem::take(&mut polled.waiting)

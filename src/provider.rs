@@ -244,7 +244,7 @@ impl Provider for PostgresProvider {
         ignore_attempt: bool,
     ) -> Result<(), ProviderError> {
         operation("abandon_work_item", token::instance(token))
-            .run(self.inner.abandon_work_item(token, delay, ignore_attempt, false))
+            .run(self.inner.abandon_work_item(token, delay, ignore_attempt, None))
             .await
     }
 

@@ -3,11 +3,12 @@
 //! That is worth it where the others end soon. Nobody can know: one of them may take hours beside many that take a moment. So an
 //! instance that has rested in vain again and again is left alone for a while.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::swept::SweptMap;
 
 /// How long a turn waits.
 pub(crate) const REST: Duration = Duration::from_millis(10);
@@ -19,14 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const SWEEP_ABOVE: usize = 1024;
 
 #[derive(Default)]
-pub(crate) struct Rests(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    instances: HashMap<String, Rest>,
-    /// How many there were after the last sweep.
-    swept: usize,
-}
+pub(crate) struct Rests(Mutex<SweptMap<String, Rest>>);
 
 struct Rest {
     until: Instant,
@@ -35,28 +29,25 @@ struct Rest {
 }
 
 impl Rests {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SweptMap<String, Rest>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether all of these may rest, or go on with it.
     pub(crate) fn are_worth_it<'a>(&self, mut instances: impl Iterator<Item = &'a str>, now: Instant) -> bool {
-        let state = self.lock();
+        let rests = self.lock();
         instances.all(|instance| {
             let is_paused = |rest: &Rest| rest.in_vain >= OFTEN && (rest.until..rest.until + PAUSE).contains(&now);
-            !state.instances.get(instance).is_some_and(is_paused)
+            !rests.get(instance).is_some_and(is_paused)
         })
     }
 
     /// Activities of this instance have ended; there are others, and it rests.
     pub(crate) fn begins(&self, instance: &str, now: Instant) {
-        let mut state = self.lock();
-        if state.instances.len() > SWEEP_ABOVE.max(2 * state.swept) {
-            state.instances.retain(|_, rest| rest.until + PAUSE > now);
-            state.swept = state.instances.len();
-        }
+        let mut rests = self.lock();
+        rests.sweep(SWEEP_ABOVE, |rest| rest.until + PAUSE > now);
         let until = now + REST;
-        match state.instances.get_mut(instance) {
+        match rests.get_mut(instance) {
             // It has not ended yet, and does not become longer.
             Some(rest) if now < rest.until => {}
             // Another process may have ended the last activity, so only what follows at once counts.
@@ -67,14 +58,14 @@ impl Rests {
             Some(rest) => rest.until = until,
             None => {
                 let rest = Rest { until, in_vain: 0 };
-                state.instances.insert(instance.to_string(), rest);
+                rests.insert(instance.to_string(), rest);
             }
         }
     }
 
     /// The last activity of this instance has ended.
     pub(crate) fn ends(&self, instance: &str) {
-        self.lock().instances.remove(instance);
+        self.lock().remove(instance);
     }
 }
 
@@ -127,6 +118,6 @@ mod tests {
             rests.begins(&number.to_string(), now);
         }
         rests.begins("i", now + REST + PAUSE);
-        assert_eq!(rests.lock().instances.len(), 1);
+        assert_eq!(rests.lock().len(), 1);
     }
 }

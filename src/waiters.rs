@@ -9,10 +9,11 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::appetite::Appetite;
 use crate::error::Failure;
 use crate::granted::Granted;
 use crate::habit::Habit;
-use crate::kept::Kept;
+use crate::kept::{Kept, WentBack};
 use crate::reason::Reason;
 
 /// The most items one look asks for.
@@ -37,6 +38,7 @@ pub(crate) struct Group<T> {
     /// For those who have yet to ask for it.
     pub(crate) kept: Kept<T>,
     pub(crate) habit: Habit,
+    appetite: Appetite,
     /// What looks and handovers on the wire bring for those who have yet to ask.
     ahead: usize,
     /// When the last look was sent.
@@ -118,6 +120,7 @@ impl<T> Group<T> {
             handovers: 0,
             kept: Kept::default(),
             habit: Habit::default(),
+            appetite: Appetite::default(),
             ahead: 0,
             sent_at: now,
             woken: None,
@@ -166,7 +169,12 @@ impl<T> Group<T> {
 
     /// Whether nobody would miss it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiters.is_empty() && self.kept.is_empty() && self.looks.is_empty() && self.handovers == 0
+        self.waiters.is_empty() && self.kept.is_empty() && !self.is_on_the_wire()
+    }
+
+    /// Whether there is a call that may lease something for somebody.
+    pub(crate) fn is_on_the_wire(&self) -> bool {
+        !self.looks.is_empty() || self.handovers > 0
     }
 
     /// If those who wait need a look beside those on the wire, counts it as sent.
@@ -207,7 +215,7 @@ impl<T> Group<T> {
     pub(crate) fn look_next(&mut self, now: Instant, enough: usize, ahead: usize) -> Option<Sent> {
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
         let kept = self.kept.len();
-        let ahead = ahead.min(MAX_ITEMS).saturating_sub(kept);
+        let ahead = ahead.min(MAX_ITEMS).min(self.appetite.most()).saturating_sub(kept);
         let is_provided_for = kept >= enough || ahead == 0 || !self.looks.is_empty() || !self.waiters.is_empty();
         if is_provided_for || (self.woken.is_none() && self.quiet_until > now) {
             return None;
@@ -220,20 +228,37 @@ impl<T> Group<T> {
         Some(Sent { ahead, ..sent })
     }
 
+    /// What a look found is kept for those who come back, or they have it already. `is_all`: it found all that it asked for.
+    pub(crate) fn is_provided_for(&mut self, is_all: bool) {
+        self.appetite.served(self.kept.len(), is_all);
+    }
+
+    /// The first that is kept and of use.
+    pub(crate) fn take_kept(&mut self, now: Instant) -> Option<Granted<T>> {
+        let went_back = self.kept.hand_back_useless(now);
+        self.was_in_vain(&went_back);
+        self.kept.take()
+    }
+
     /// What was kept until then, in vain, goes back to the queue.
     pub(crate) fn hand_back_overdue(&mut self, now: Instant) {
-        if self.kept.hand_back_overdue(now) {
-            self.habit.is_broken();
-        }
+        let went_back = self.kept.hand_back_overdue(now);
+        self.was_in_vain(&went_back);
     }
 
     /// All that is kept goes back to the queue: somebody else wants it. Whether there was any.
     pub(crate) fn hand_back_kept(&mut self) -> bool {
         let is_some = !self.kept.is_empty();
-        if self.kept.hand_back_all() {
+        let went_back = self.kept.hand_back_all();
+        self.was_in_vain(&went_back);
+        is_some
+    }
+
+    fn was_in_vain(&mut self, went_back: &WentBack) {
+        if went_back.for_expected > 0 {
             self.habit.is_broken();
         }
-        is_some
+        self.appetite.left_over(went_back.for_returning);
     }
 
     /// Whether something is on its way to those who have yet to ask.

@@ -1,6 +1,6 @@
 -- Ends a lease without a result: the activity is delivered again, after p_delay_ms if given.
--- The delivery counts as an attempt unless p_ignore_attempt. p_keeps_place: nobody has begun it, and it is delivered before others
--- that are due. Also ends a lease that has expired, as long as nobody took it over.
+-- The delivery counts as an attempt unless p_ignore_attempt. p_place_ms: nobody has begun it, and it has its place in the queue again: that
+-- of what has been due since then. Also ends a lease that has expired, as long as nobody took it over.
 -- Locks: the worker row. Raises DX001 (cancelled or taken over), DX007.
 create or replace function abandon_work_item(
     p_instance_id    text,
@@ -9,25 +9,25 @@ create or replace function abandon_work_item(
     p_lease          uuid,
     p_delay_ms       bigint,
     p_ignore_attempt boolean,
-    p_keeps_place    boolean default false
+    p_place_ms       bigint default null
 ) returns void
 language plpgsql
 as $$
 declare
-    v_row record;
+    v_row_at tid;
 begin
     perform require_read_committed();
     perform set_config('synchronous_commit', 'off', true);
 
-    select w.ctid as row_at, w.tag, w.session_id
-      into v_row
+    select w.ctid
+      into v_row_at
       from worker_queue as w
      where w.instance_id = p_instance_id
        and w.execution_id = p_execution_id
        and w.activity_id = p_activity_id
        and w.lease = p_lease
        for update;
-    if v_row is null then
+    if not found then
         raise exception 'Invalid lock token: activity % of instance "%" was cancelled or is held by somebody else',
                 p_activity_id, p_instance_id
             using errcode = 'DX001';
@@ -35,17 +35,11 @@ begin
 
     update worker_queue as w
        set lease = null,
-           available_at = case when p_keeps_place
-                               then least(clock_timestamp(),
-                                          (select o.available_at
-                                             from worker_queue as o
-                                            where o.tag = v_row.tag
-                                              and o.session_id = v_row.session_id
-                                            order by o.available_at
-                                            limit 1))
+           available_at = case when p_place_ms is not null
+                               then least(clock_timestamp(), timestamp_from_ms(p_place_ms))
                                else clock_timestamp() + coalesce(p_delay_ms, 0) * interval '1 ms' end,
            attempt_count = greatest(0, w.attempt_count - case when p_ignore_attempt then 1 else 0 end)
-     where w.ctid = v_row.row_at;
+     where w.ctid = v_row_at;
 end
 $$
 security definer

@@ -103,10 +103,11 @@ begin
     end if;
 
     v_visit_sessions := sessions and p_owner_id is not null;
+    -- Once: what is claimed here is due later, so nothing is claimed twice.
+    v_now := clock_timestamp();
     loop
         v_wanted := p_limit - v_claimed;
         exit when v_wanted <= 0;
-        v_now := clock_timestamp();
         if v_visit_sessions then
             v_visit_sessions := false;
             v_busy := not v_thorough

@@ -137,7 +137,7 @@ fn nobody_waits_who_went_away() {
         waits(&polled, begin, ms);
     }
     assert!(!polled.is_awaited(INSTANCE));
-    assert!(polled.lock().instances[INSTANCE].waiting.len() <= 1);
+    assert!(polled.lock()[INSTANCE].waiting.len() <= 1);
 }
 
 #[test]
@@ -146,13 +146,13 @@ fn nothing_is_kept_of_what_has_ended_or_was_given_up() {
     let begin = Instant::now();
     waits(&polled, begin, 0);
     polled.note(INSTANCE, reader(), true, begin);
-    assert!(polled.lock().instances.is_empty());
+    assert!(polled.lock().is_empty());
 
     for number in 0..=SWEEP_ABOVE {
         polled.begin(&number.to_string(), reader(), begin);
     }
     polled.begin(INSTANCE, reader(), after(begin, 1000));
-    assert_eq!(polled.lock().instances.len(), 1);
+    assert_eq!(polled.lock().len(), 1);
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn nor_of_many_who_read_the_same_once() {
         let reader = tokio::spawn(async { Reader::current() }).await.expect("task");
         polled.begin(INSTANCE, reader, begin + GIVEN_UP * number);
     }
-    assert!(polled.lock().instances[INSTANCE].readers.len() <= SWEEP_READERS_ABOVE + 1);
+    assert!(polled.lock()[INSTANCE].readers.len() <= SWEEP_READERS_ABOVE + 1);
 }
 
 /// As `Client::wait_for_status_change` does, again and again.

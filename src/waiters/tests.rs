@@ -100,8 +100,29 @@ async fn a_look_for_those_who_come_back_is_made_when_it_may_find_something_that_
     group.woken = Some(Reason::Enqueued);
     assert!(group.look_next(now, 2, 4).is_none(), "somebody waits");
     drop(receiver);
+    for _ in 0..5 {
+        group.appetite.served(MAX_ITEMS, true);
+    }
     let most = group.look_next(now, 200, 300).expect("there is something");
     assert_eq!(most.wanted(), MAX_ITEMS, "no look brings more");
+}
+
+#[tokio::test]
+async fn a_look_for_those_who_come_back_asks_for_no_more_than_they_came_for_in_time() {
+    let now = Instant::now();
+    let mut group = Group::<()>::new(now);
+    let look = |group: &mut Group<()>, finds_all: bool| {
+        group.woken = Some(Reason::Notified);
+        let sent = group.look_next(now, 2, 24).expect("there is something");
+        group.landed(&sent);
+        group.is_provided_for(finds_all);
+        sent.wanted()
+    };
+    let asked = [true, true, false, true, true].map(|finds_all| look(&mut group, finds_all));
+    assert_eq!(asked, [4, 8, 16, 16, 24]);
+    group.appetite.served(24, true);
+    group.appetite.left_over(20);
+    assert_eq!([(); 2].map(|()| look(&mut group, true)), [4, 5]);
 }
 
 #[tokio::test]
