@@ -251,15 +251,19 @@ impl Cluster {
         );
         let keeper = folder.keep("QUIT", "postgres", &[&["-D", &data], options.arguments].concat());
         let cluster = Self { folder, port, keeper };
-        let url = cluster.admin_url();
+        cluster.wait_until_it_answers();
+        cluster
+    }
+
+    fn wait_until_it_answers(&self) {
+        let url = self.admin_url();
         block_on(async {
             let begun = Instant::now();
             while tokio_postgres::connect(&url, tokio_postgres::NoTls).await.is_err() {
-                assert!(begun.elapsed() < PATIENCE, "no server: {}", cluster.folder.log());
+                assert!(begun.elapsed() < PATIENCE, "no server: {}", self.folder.log());
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        cluster
     }
 
     /// The superuser, by way of the socket.
@@ -299,7 +303,26 @@ impl Cluster {
         self.folder.run("pg_ctl", &["promote", "-w", "-D", &data]);
     }
 
-    /// Ends it as a crash would.
+    /// One of its processes dies: it ends all others, and recovers. Returns when it answers again.
+    pub fn crash(&self) {
+        let url = self.admin_url();
+        block_on(async {
+            let client = connect(&url).await;
+            let backend = client
+                .query_one("select pg_backend_pid()", &[])
+                .await
+                .expect("a backend");
+            let kill = format!("kill -KILL {}", backend.get::<_, i32>(0));
+            let killed = self.folder.command(Path::new("/bin/sh")).args(["-c", &kill]).status();
+            assert!(killed.expect("sh").success(), "{kill}");
+            while client.simple_query("select").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        self.wait_until_it_answers();
+    }
+
+    /// Ends it as a crash of the machine would: for good.
     pub fn kill(&mut self) {
         drop(self.keeper.stdin.take());
         self.keeper.wait().expect("the server has ended");

@@ -2,6 +2,7 @@
 
 mod deletion;
 mod handing_over;
+mod idle;
 mod left_behind;
 mod nearly_empty;
 mod rows;
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use duroxide::providers::WorkItem;
 use futures_util::future::poll_fn;
 use serde_json::Value;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 use uuid::Uuid;
 
@@ -57,12 +59,7 @@ impl Explained {
     }
 
     /// Runs a call. The plans of what the function executed, in this order.
-    async fn plans(
-        &self,
-        name: &str,
-        call: &str,
-        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
-    ) -> Vec<Value> {
+    async fn plans(&self, name: &str, call: &str, parameters: &[&(dyn ToSql + Sync)]) -> Vec<Value> {
         self.plans.lock().expect("plans").clear();
         self.client
             .query(call, parameters)
@@ -79,29 +76,23 @@ impl Explained {
     }
 
     /// Runs a call and judges what it did.
-    async fn judge(
-        &self,
-        name: &str,
-        call: &str,
-        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
-    ) -> Vec<String> {
+    async fn judge(&self, name: &str, call: &str, parameters: &[&(dyn ToSql + Sync)]) -> Vec<String> {
         let plans = self.plans(name, call, parameters).await;
         plans.iter().flat_map(|plan| faults(name, plan)).collect()
     }
 
     /// The same for a hot function, whose plans also do when the tables grow.
-    async fn judge_hot(
-        &self,
-        name: &str,
-        call: &str,
-        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
-    ) -> Vec<String> {
-        let plans = self.plans(name, call, parameters).await;
-        let faults = plans
-            .iter()
-            .map(|plan| [faults(name, plan), whole_indexes(name, plan)].concat());
-        faults.flatten().collect()
+    async fn judge_hot(&self, name: &str, call: &str, parameters: &[&(dyn ToSql + Sync)]) -> Vec<String> {
+        hot_faults(name, &self.plans(name, call, parameters).await)
     }
+}
+
+/// Where the statements of a hot function did too much, or will when the tables grow.
+fn hot_faults(name: &str, plans: &[Value]) -> Vec<String> {
+    let faults = plans
+        .iter()
+        .map(|plan| [faults(name, plan), whole_indexes(name, plan)].concat());
+    faults.flatten().collect()
 }
 
 fn query(plan: &Value) -> &str {
@@ -182,25 +173,27 @@ async fn hot_functions_touch_few_rows_on_big_tables() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Calls each hot function, and judges what it did.
+/// Calls each hot function, and judges what it did. Leases last an hour: on a busy machine the next round comes long after, and counts on them.
 async fn hot_functions(explained: &Explained, round: i64) -> Vec<String> {
     let mut faults = Vec::new();
     faults.extend(enqueue(explained).await);
     faults.extend(run_turn(explained, round).await);
     faults.extend(run_activity(explained, round).await);
     faults.extend(handing_over::run(explained, round).await);
+    faults.extend(idle::run(explained, round).await);
+    faults.extend(read_one(explained).await);
     faults.extend(
         explained
             .judge_hot(
                 "fetch_orchestration_item, empty",
-                "select * from fetch_orchestration_item(30000, 0, 999999, 4, gen_random_uuid(), false)",
+                "select * from fetch_orchestration_item(3600000, 0, 999999, 4, gen_random_uuid(), false)",
                 &[],
             )
             .await,
     );
     for (name, call) in [
         (
-            "read",
+            "read, many",
             "select * from read(array['target', 'idle-1'], array[null, null]::bigint[], array[null, null]::bigint[], array[null, null]::bigint[], \
              array[null, null]::text[])",
         ),
@@ -224,6 +217,28 @@ async fn hot_functions(explained: &Explained, round: i64) -> Vec<String> {
     faults
 }
 
+/// Of one instance, a process has nothing in memory, or all but the last events.
+async fn read_one(explained: &Explained) -> Vec<String> {
+    let mut faults = Vec::new();
+    let epoch: i64 = explained
+        .client
+        .query_one("select history_epoch from mailboxes where instance_id = 'target'", &[])
+        .await
+        .expect("a mailbox")
+        .get(0);
+    for (name, epoch, known) in [
+        ("read, one", None, None),
+        ("read, what is new of one", Some(epoch), Some(40)),
+    ] {
+        let read = "select * from read(array['target'], array[$1]::bigint[], array[$2]::bigint[], array[$3]::bigint[], array[$4])";
+        let parameters: &[&(dyn ToSql + Sync)] = &[&epoch, &known.map(|_| 1_i64), &known, &known.map(|_| "{}")];
+        let row = explained.client.query_one(read, parameters).await.expect(name);
+        assert_eq!(row.get::<_, i64>("cached_event_id"), known.unwrap_or(0_i64), "{name}");
+        faults.extend(explained.judge_hot(name, read, parameters).await);
+    }
+    faults
+}
+
 async fn enqueue(explained: &Explained) -> Vec<String> {
     let mut faults = Vec::new();
     // To an instance at rest, to one in the middle of a turn, to a new one.
@@ -243,13 +258,13 @@ async fn enqueue(explained: &Explained) -> Vec<String> {
 
 async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
     // 999999: just below the versions that this node cannot replay.
-    let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 4, gen_random_uuid(), false)";
+    let fetch = "select * from fetch_orchestration_item(3600000, 0, 999999, 4, gen_random_uuid(), false)";
     let mut faults = explained.judge_hot("fetch_orchestration_item", fetch, &[]).await;
     let lease = leased(explained, "mailboxes", "target").await;
     for (name, call) in [
         (
             "renew_orchestration_item_lock",
-            "select * from renew_orchestration_item_lock('target', $1, 30000)",
+            "select * from renew_orchestration_item_lock('target', $1, 3600000)",
         ),
         (
             "abandon_orchestration_item",
@@ -270,7 +285,7 @@ async fn run_turn(explained: &Explained, round: i64) -> Vec<String> {
                  '1.0.0', null, null, true, 'status', false, gen_random_uuid(), $2, $2, array[$2::bigint], array[$3], \
                  array['k'], array['v'], array[1]::bigint[], \
                  array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], array[$4], \
-                 array[gen_random_uuid()], array[30000]::bigint[], \
+                 array[gen_random_uuid()], array[3600000]::bigint[], \
                  array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
                  array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], \
                  array[null, 1, null]::bigint[], array['{}', '{}', '{}'], array['idle-7', 'locked'])",
@@ -298,13 +313,13 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
             .judge_hot(
                 "enqueue_for_orchestrator, handed over",
                 "select * from enqueue_for_orchestrator($1, 'm', '{}', null, null, \
-                 gen_random_uuid(), 30000, 0, 999999, gen_random_uuid())",
+                 gen_random_uuid(), 3600000, 0, 999999, gen_random_uuid())",
                 &[&waited_for],
             )
             .await,
     );
     let waited_for_lease = leased(explained, "mailboxes", &waited_for).await;
-    let fetch = "select * from fetch_orchestration_item(30000, 0, 999999, 16, gen_random_uuid(), false)";
+    let fetch = "select * from fetch_orchestration_item(3600000, 0, 999999, 16, gen_random_uuid(), false)";
     faults.extend(explained.judge_hot("fetch_orchestration_item, many", fetch, &[]).await);
     let lease = leased(explained, "mailboxes", "target").await;
     faults.extend(
@@ -319,7 +334,7 @@ async fn run_turns_together(explained: &Explained, round: i64) -> Vec<String> {
                  array[1, 2], array[$2::bigint, 200], array[$3, '{}'], \
                  array[1], array['k'], array['v'], array[1]::bigint[], \
                  array[1], array['target'], array[1]::bigint[], array[7]::bigint[], array[''], array[''], array[$4], \
-                 array[gen_random_uuid()], array[30000]::bigint[], \
+                 array[gen_random_uuid()], array[3600000]::bigint[], \
                  array[1, 1], array['target', 'idle-3'], array[1, 1]::bigint[], array[99, 2]::bigint[], \
                  array[1, 1, 1], array['idle-7', 'target', 'locked'], array['m', 'm', 'm']::\"char\"[], \
                  array[null, 1, null]::bigint[], array['{}', '{}', '{}'], array['idle-7', 'locked'], array[true, true])",
@@ -347,11 +362,11 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         .await;
     // Any tag; as an owner of sessions, and without.
     for call in [
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', null, 1, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, array['', '#cpu'], 'me', 30000, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, null, 'me', 30000, true, '{}', '{}', null, 4, gen_random_uuid(), false)",
-        "select * from fetch_work_item(30000, array['#cpu'], 'me', 30000, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(3600000, array[''], null, 0, false, '{}', '{}', null, 1, gen_random_uuid(), false)",
+        "select * from fetch_work_item(3600000, array[''], null, 0, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(3600000, array['', '#cpu'], 'me', 3600000, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(3600000, null, 'me', 3600000, true, '{}', '{}', null, 4, gen_random_uuid(), false)",
+        "select * from fetch_work_item(3600000, array['#cpu'], 'me', 3600000, false, '{}', '{}', null, 4, gen_random_uuid(), false)",
     ] {
         faults.extend(explained.judge_hot(call, call, &[]).await);
     }
@@ -368,7 +383,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge_hot(
                 "renew_work_item_lock",
-                "select * from renew_work_item_lock('target', 1, $1, $2, 30000)",
+                "select * from renew_work_item_lock('target', 1, $1, $2, 3600000)",
                 &[&activity_id, &lease],
             )
             .await,
@@ -379,7 +394,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
             .judge_hot(
                 "ack_work_item",
                 "select * from ack_work_item('target', 1, $1, $2, gen_random_uuid(), 'target', '{}', \
-                 gen_random_uuid(), 30000, 0, 999999, gen_random_uuid(), 10)",
+                 gen_random_uuid(), 3600000, 0, 999999, gen_random_uuid(), 10)",
                 &[&activity_id, &id],
             )
             .await,
@@ -390,7 +405,7 @@ async fn run_activity(explained: &Explained, round: i64) -> Vec<String> {
                 "ack_work_items",
                 "select * from ack_work_items(array['target', 'idle-5'], array[1, 1]::bigint[], array[$1::bigint, 2], \
                  array[$2::bigint, 0], array[$3, gen_random_uuid()], array['target', 'idle-5'], array[$4, '{}'], \
-                 array['idle-5', 'target'], array[gen_random_uuid(), gen_random_uuid()], 1, 30000, 0, 999999, gen_random_uuid())",
+                 array['idle-5', 'target'], array[gen_random_uuid(), gen_random_uuid()], 1, 3600000, 0, 999999, gen_random_uuid())",
                 &[&activity_id, &id, &lease, &json(&completed("target", 7))],
             )
             .await,

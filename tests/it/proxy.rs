@@ -93,6 +93,8 @@ struct Shared {
     calls: Mutex<Vec<String>>,
     /// How many connections were accepted.
     accepted: AtomicUsize,
+    /// How often an answer was asked for, on connections that do not listen.
+    round_trips: AtomicUsize,
 }
 
 pub struct Proxy {
@@ -138,6 +140,7 @@ impl Proxy {
             forbidden: Mutex::default(),
             calls: Mutex::default(),
             accepted: AtomicUsize::default(),
+            round_trips: AtomicUsize::default(),
         });
         // Listens before it returns, so that the first connection is not refused.
         let listener = listen(address).expect("listen");
@@ -168,6 +171,11 @@ impl Proxy {
     /// How many connections were accepted so far.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::Relaxed)
+    }
+
+    /// How often the server was asked for an answer so far, whatever about. Connections that listen do not count.
+    pub fn round_trips(&self) -> usize {
+        self.shared.round_trips.load(Ordering::Relaxed)
     }
 
     /// Cuts the connections that exist.

@@ -12,7 +12,7 @@ use duroxide_postgres::PostgresProvider;
 use crate::fixtures::{
     NOW, child_start, completed, ending, named, raised, routed_activity, scheduled, start, started, timer,
 };
-use crate::support::{connect, database_url, with_database};
+use crate::support::{connect, in_own_database};
 
 const CONNECTIONS: usize = 16;
 const DURATION: Duration = Duration::from_secs(6);
@@ -38,41 +38,7 @@ impl Dice {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_random_mix_of_all_methods_does_not_deadlock_or_lose_wake_ups() {
-    // A database of its own: its deadlock counter is what is asserted.
-    let server = connect(&database_url()).await;
-    let database = format!("mix_{}", uuid::Uuid::new_v4().simple());
-    server
-        .batch_execute(&format!("create database {database}"))
-        .await
-        .expect("database");
-    server
-        .batch_execute(&format!("alter database {database} set deadlock_timeout = '10ms'"))
-        .await
-        .expect("deadlock_timeout");
-    let url = with_database(&database_url(), &database);
-
-    let outcome = {
-        let url = url.clone();
-        tokio::spawn(async move { mix(&url).await }).await
-    };
-
-    // Backends report their statistics when they end.
-    let counters = "select deadlocks, (select count(*) from pg_stat_activity where datname = $1) \
-                      from pg_stat_database where datname = $1";
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let deadlocks = loop {
-        let row = server.query_one(counters, &[&database]).await.expect("counters");
-        if row.get::<_, i64>(1) == 0 {
-            break row.get::<_, i64>(0);
-        }
-        assert!(Instant::now() < deadline, "connections were left open");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
-    server
-        .batch_execute(&format!("drop database {database}"))
-        .await
-        .expect("drop database");
-    outcome.expect("the mix");
+    let deadlocks = in_own_database(|url| async move { mix(&url).await }).await;
     assert_eq!(deadlocks, 0);
 }
 

@@ -1,7 +1,8 @@
-//! One statement at the server for each provider call.
+//! One statement in one round trip for each provider call, and next to none without one.
 //!
-//! Counted by `pg_stat_statements`, which sees each statement that names this test's schema: every call does, and
-//! nothing else.
+//! What calls send is counted on the way, by a proxy: whatever asks the server for an answer is a round trip, also what
+//! surrounds or prepares a statement. Elsewhere `pg_stat_statements` counts, which sees each statement that names this
+//! test's schema: every call does, and nothing else.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -12,20 +13,22 @@ use duroxide::providers::{
     ExecutionMetadata, InstanceFilter, Provider, ProviderAdmin, PruneOptions, ScheduledActivityIdentifier,
     SessionFetchConfig, TagFilter,
 };
+use duroxide_postgres::Builder;
 use futures_util::future::poll_fn;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
+use crate::batching::World;
 use crate::fixtures::{
     Ack, LOCK, NOW, ack, activity, completed, create, event, named, raised, routed_activity, scheduled, start, started,
     turn, work,
 };
-use crate::support::{TestSchema, create_extension, database_url};
+use crate::proxy::Proxy;
+use crate::support::{TestSchema, create_extension, database_url, eventually};
 
 struct Counter {
     client: Client,
     pattern: String,
-    counts: HashMap<&'static str, i64>,
 }
 
 impl Counter {
@@ -47,7 +50,6 @@ impl Counter {
         Some(Self {
             client,
             pattern: format!("%\"{}\".%", schema.name),
-            counts: HashMap::new(),
         })
     }
 
@@ -61,11 +63,50 @@ impl Counter {
             .expect("statistics")
             .get(0)
     }
+}
+
+/// What each method sends, the last time it is called.
+struct Sent<'a> {
+    proxy: &'a Proxy,
+    /// How every statement of the provider names its schema.
+    schema: String,
+    counts: HashMap<&'static str, Cost>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Cost {
+    connections: usize,
+    round_trips: usize,
+    statements: usize,
+}
+
+impl<'a> Sent<'a> {
+    fn new(world: &'a World) -> Self {
+        Self {
+            proxy: &world.proxy,
+            schema: format!("\"{}\".", world.schema.name),
+            counts: HashMap::new(),
+        }
+    }
+
+    fn so_far(&self) -> Cost {
+        Cost {
+            connections: self.proxy.accepted(),
+            round_trips: self.proxy.round_trips(),
+            statements: self.proxy.calls_of(&self.schema),
+        }
+    }
 
     async fn count<T>(&mut self, method: &'static str, call: impl Future<Output = T>) -> T {
-        let before = self.statements().await;
+        let before = self.so_far();
         let result = call.await;
-        self.counts.insert(method, self.statements().await - before);
+        let after = self.so_far();
+        let cost = Cost {
+            connections: after.connections - before.connections,
+            round_trips: after.round_trips - before.round_trips,
+            statements: after.statements - before.statements,
+        };
+        self.counts.insert(method, cost);
         result
     }
 }
@@ -86,27 +127,50 @@ pub fn trait_methods() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn every_call_is_one_statement() {
-    let schema = TestSchema::new();
-    // One connection: what was prepared once stays prepared.
-    let provider = schema
-        .builder()
-        .pool_size(1)
-        .long_poll(false)
-        .connect()
-        .await
-        .expect("provider");
-    let Some(mut counter) = Counter::new(&schema).await else {
-        return;
-    };
+async fn every_call_is_one_statement_in_one_round_trip() {
+    for transaction_pooler in [false, true] {
+        let settings = |builder: Builder| {
+            // One connection: what was prepared once stays prepared.
+            let builder = builder.pool_size(1).long_poll(false);
+            match transaction_pooler {
+                false => builder,
+                true => builder.transaction_pooler(true).direct_url(&database_url()),
+            }
+        };
+        let world = World::with(settings).await;
+        if !transaction_pooler {
+            // Its connection would count, too, and comes when it likes.
+            let listens = || async { (world.proxy.calls_of("listen \"") > 0).then_some(()) };
+            eventually("a listener", listens).await;
+        }
+        let costs = costs(&world).await;
+        let one = Cost {
+            connections: 0,
+            round_trips: 1,
+            statements: 1,
+        };
+        let others: Vec<_> = costs.iter().filter(|(_, cost)| **cost != one).collect();
+        assert!(
+            others.is_empty(),
+            "transaction pooler: {transaction_pooler}: {others:?}"
+        );
+        let mut counted: Vec<String> = costs.keys().map(|name| name.to_string()).collect();
+        counted.sort();
+        assert_eq!(counted, trait_methods());
+    }
+}
+
+/// What each method costs when its connection is there and knows its statement: the second time.
+async fn costs(world: &World) -> HashMap<&'static str, Cost> {
+    let mut sent = Sent::new(world);
     let any = TagFilter::Any;
     let session = SessionFetchConfig {
         owner_id: "w".to_string(),
         lock_timeout: LOCK,
     };
-    let p = &provider;
+    let p = &*world.provider;
     for _warm in 0..2 {
-        let c = &mut counter;
+        let c = &mut sent;
         c.count("enqueue_for_orchestrator", p.enqueue_for_orchestrator(start("i"), None))
             .await
             .expect("enqueue");
@@ -262,17 +326,13 @@ async fn every_call_is_one_statement() {
         )
         .await
         .expect("delete");
-        let client = schema.client().await;
-        client
+        world
+            .admin
             .batch_execute("truncate mailboxes, orchestrator_queue, worker_queue, sessions")
             .await
             .expect("next round");
     }
-    let others: Vec<_> = counter.counts.iter().filter(|(_, count)| **count != 1).collect();
-    assert!(others.is_empty(), "{others:?}");
-    let mut counted: Vec<String> = counter.counts.keys().map(|name| name.to_string()).collect();
-    counted.sort();
-    assert_eq!(counted, trait_methods());
+    sent.counts
 }
 
 #[tokio::test]

@@ -214,6 +214,37 @@ impl TestSchema {
     }
 }
 
+/// Runs a test in a database of its own, which is dropped afterwards: what is counted for each database, and what transactions keep from
+/// being vacuumed in it, is the test's alone. Deadlocks are found at once there. How many there were.
+pub async fn in_own_database<F>(test: impl FnOnce(String) -> F) -> i64
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let server = connect(&database_url()).await;
+    let database = format!("test_{}", uuid::Uuid::new_v4().simple());
+    for statement in [
+        format!("create database {database}"),
+        format!("alter database {database} set deadlock_timeout = '10ms'"),
+    ] {
+        server.batch_execute(&statement).await.expect("database");
+    }
+    let outcome = tokio::spawn(test(with_database(&database_url(), &database))).await;
+    // Backends report their statistics when they end.
+    let counters = "select deadlocks from pg_stat_database as d \
+                     where datname = $1 and not exists (select from pg_stat_activity as a where a.datname = d.datname)";
+    let deadlocks = eventually("all connections are closed", || async {
+        let row = server.query_opt(counters, &[&database]).await.expect("counters");
+        row.map(|row| row.get(0))
+    })
+    .await;
+    server
+        .batch_execute(&format!("drop database {database}"))
+        .await
+        .expect("drop database");
+    outcome.expect("the test");
+    deadlocks
+}
+
 /// Tries until there is a result.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, attempt: impl Fn() -> F) -> T {
     const LIMIT: Duration = Duration::from_secs(30);

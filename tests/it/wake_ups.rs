@@ -1,6 +1,7 @@
 //! Fetches that wait get work soon after somebody else made it, whatever became of the connection that tells them.
 
 mod coming_back;
+mod crash;
 mod following;
 mod habits;
 mod handing_over;
@@ -100,6 +101,20 @@ impl Waiting {
         Self {
             fetch: tokio::spawn(fetch),
         }
+    }
+
+    /// Asks again whenever the trouble that it meets may pass.
+    fn through_trouble(provider: &Arc<PostgresProvider>, queue: Queue) -> Self {
+        let provider = Arc::clone(provider);
+        let fetch = tokio::spawn(async move {
+            loop {
+                match queue.fetch(&provider, LOCK, PATIENT).await {
+                    Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(20)).await,
+                    fetched => return fetched,
+                }
+            }
+        });
+        Self { fetch }
     }
 
     /// What it gets, which must not take longer than this.
@@ -277,18 +292,7 @@ async fn the_end_of_a_dead_lease_wakes_who_waits() {
 async fn after_a_restart(queue: Queue, restart: impl AsyncFn(&World)) {
     let world = World::new().await;
     world.settle().await;
-    let waiting = {
-        let provider = world.provider.clone();
-        let fetch = tokio::spawn(async move {
-            loop {
-                match queue.fetch(&provider, LOCK, PATIENT).await {
-                    Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(20)).await,
-                    fetched => return fetched,
-                }
-            }
-        });
-        Waiting { fetch }
-    };
+    let waiting = Waiting::through_trouble(&world.provider, queue);
     let before = listener(&world).await;
     restart(&world).await;
     eventually("somebody listens again", || async {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use duroxide::EventKind;
 use duroxide::providers::{Provider, WorkItem};
@@ -11,7 +11,7 @@ use duroxide_postgres::PostgresProvider;
 
 use super::instances;
 use crate::fixtures::{Ack, LOCK, ack, child_start, event, named, raised, start, started};
-use crate::support::{connect, database_url, with_database};
+use crate::support::in_own_database;
 
 const TASKS: usize = 16;
 const INSTANCES: usize = 12;
@@ -33,35 +33,7 @@ struct Seen {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn turns_that_send_each_other_messages_do_not_deadlock() {
-    // A database of its own: its deadlock counter is what is asserted.
-    let server = connect(&database_url()).await;
-    let database = format!("between_{}", uuid::Uuid::new_v4().simple());
-    for statement in [
-        format!("create database {database}"),
-        format!("alter database {database} set deadlock_timeout = '10ms'"),
-    ] {
-        server.batch_execute(&statement).await.expect("database");
-    }
-    let url = with_database(&database_url(), &database);
-    let outcome = tokio::spawn(async move { wander(&url).await }).await;
-
-    // Backends report their statistics when they end.
-    let counters = "select deadlocks, (select count(*) from pg_stat_activity where datname = $1) \
-                      from pg_stat_database where datname = $1";
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let deadlocks: i64 = loop {
-        let row = server.query_one(counters, &[&database]).await.expect("counters");
-        if row.get::<_, i64>(1) == 0 {
-            break row.get(0);
-        }
-        assert!(Instant::now() < deadline, "connections were left open");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
-    server
-        .batch_execute(&format!("drop database {database}"))
-        .await
-        .expect("drop database");
-    outcome.expect("the wanderers");
+    let deadlocks = in_own_database(|url| async move { wander(&url).await }).await;
     assert_eq!(deadlocks, 0);
 }
 

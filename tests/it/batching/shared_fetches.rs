@@ -9,6 +9,7 @@ use duroxide::providers::{
 use futures_util::future::join_all;
 use semver::Version;
 use tokio::task::JoinHandle;
+use tokio_postgres::types::ToSql;
 
 use super::{FETCH_ACTIVITIES, World, begin};
 use crate::fixtures::{self, Ack, LOCK, NOW, ack, activity, named, raised, routed_activity, start, started, turn};
@@ -119,6 +120,67 @@ async fn workers_with_different_terms_get_what_fits_for_as_long_as_they_asked() 
             let minutes = lease_minutes(&world, "worker_queue", &instance).await;
             assert_eq!(minutes * 60, lease.as_secs(), "{who}");
         }
+    }
+}
+
+/// Two workers of one owner, who differ in nothing else, and sessions that come at once: one look would bring both.
+#[tokio::test]
+async fn workers_have_their_sessions_for_as_long_as_they_asked() {
+    let world = World::new().await;
+    let fetch = |session_minutes| {
+        let provider = world.provider.clone();
+        Box::pin(async move {
+            let session = SessionFetchConfig {
+                owner_id: "owner".to_string(),
+                lock_timeout: minutes(session_minutes),
+            };
+            let fetched = provider.fetch_work_item(LOCK, PATIENT, Some(&session), &TagFilter::DefaultOnly);
+            let (item, _, _) = fetched.await.expect("fetch").expect("an activity");
+            match item {
+                WorkItem::ActivityExecute { session_id, .. } => (session_minutes, session_id.expect("a session")),
+                other => panic!("{other:?}"),
+            }
+        })
+    };
+    // Where there is a session already, whoever looks says from the beginning for whom, and for how long.
+    let earlier = routed_activity("earlier", 1, None, Some("earlier"));
+    world.provider.enqueue_for_worker(earlier).await.expect("enqueue");
+    assert_eq!(fetch(1).await.1, "earlier");
+    let sent = world.provider.enqueue_for_orchestrator(start("i"), None).await;
+    sent.expect("enqueue");
+    let (_, token, _) = turn(&*world.provider, LOCK).await;
+
+    // The second comes while the first one's look is on the wire, so that the next would be for both.
+    let mut held = world.proxy.hold_answer_of(FETCH_ACTIVITIES);
+    let short = tokio::spawn(fetch(10));
+    held.wait().await;
+    let mut long = fetch(20);
+    assert!(begin(long.as_mut()).await.is_pending());
+    let long = tokio::spawn(long);
+    held.release();
+    let both = Ack {
+        events: vec![started("i")],
+        activities: vec![
+            routed_activity("i", 2, None, Some("one")),
+            routed_activity("i", 3, None, Some("other")),
+        ],
+        metadata: named(),
+        ..Ack::default()
+    };
+    ack(&*world.provider, &token, both).await.expect("ack");
+    for fetch in [short, long] {
+        let (session_minutes, session) = tokio::time::timeout(PATIENT, fetch)
+            .await
+            .expect("in time")
+            .expect("no panic");
+        let left = "select ceil(extract(epoch from locked_until - clock_timestamp()) / 60)::bigint from sessions \
+             where session_id = $1 and owner_id = $2";
+        let routing_keys: &[&(dyn ToSql + Sync)] = &[&format!("#{session}"), &"owner"];
+        assert_eq!(
+            world.number(left, routing_keys).await as u64,
+            session_minutes,
+            "{session}"
+        );
     }
 }
 

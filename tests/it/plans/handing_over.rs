@@ -8,7 +8,7 @@ use crate::support::TestSchema;
 
 const STARTS: &str = "select * from enqueue_for_orchestrators(array[$1, $2, $3], array['s', 's', 's']::\"char\"[], \
      array[$4, $4, $4], array[null, null, null]::bigint[], array[null, null, null]::bigint[], \
-     array[$1, $2, $3], array[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()], 2, 30000, 0, 999999, gen_random_uuid())";
+     array[$1, $2, $3], array[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()], 2, 3600000, 0, 999999, gen_random_uuid())";
 
 /// New instances, in the order of their ids; two of three are leased.
 async fn starts(explained: &Explained, name: &str) -> Vec<String> {
@@ -37,7 +37,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
             .judge_hot(
                 "enqueue_for_orchestrator, a start",
                 "select * from enqueue_for_orchestrator($1, 's', $2, null, null, \
-                 gen_random_uuid(), 30000, 0, 999999, gen_random_uuid())",
+                 gen_random_uuid(), 3600000, 0, 999999, gen_random_uuid())",
                 &[&alone, &json(&start(&alone))],
             )
             .await,
@@ -48,7 +48,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge_hot(
                 "enqueue_for_worker, leased",
-                "select * from enqueue_for_worker($1, 1, 1, '', '', $2, gen_random_uuid(), 30000)",
+                "select * from enqueue_for_worker($1, 1, 1, '', '', $2, gen_random_uuid(), 3600000)",
                 &[&one, &json(&activity(&one, 1))],
             )
             .await,
@@ -58,7 +58,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
         explained
             .judge_hot(
                 "abandon_work_item",
-                "select * from abandon_work_item($1, 1, 1, $2, null, true, true)",
+                "select * from abandon_work_item($1, 1, 1, $2, null, true, 0)",
                 &[&one, &lease],
             )
             .await,
@@ -70,7 +70,7 @@ pub(super) async fn run(explained: &Explained, round: i64) -> Vec<String> {
                 "enqueue_for_workers, some leased",
                 "select * from enqueue_for_workers(array[$1, $1, $1], array[1, 1, 1]::bigint[], array[1, 2, 3]::bigint[], \
                  array['', '', ''], array['', '', ''], array[$2, $2, $2], \
-                 array[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()], array[30000, null, 30000]::bigint[])",
+                 array[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()], array[3600000, null, 3600000]::bigint[])",
                 &[&many, &json(&activity(&many, 1))],
             )
             .await,

@@ -9,7 +9,7 @@ use crate::fixtures::{LOCK, activity};
 use crate::support::TestSchema;
 
 const FETCH: &str = "select lease, instance_id, due_ms, next_ms \
-     from fetch_work_item(30000, array[''], null, 0, false, '{}', '{}', $1, $2, null, false)";
+     from fetch_work_item(3600000, array[''], null, 0, false, '{}', '{}', $1, $2, null, false)";
 
 /// A new activity that has been due for so long.
 const ADD: &str = "insert into worker_queue (instance_id, execution_id, activity_id, available_at, tag, session_id, work_item) \
@@ -24,6 +24,38 @@ async fn add(client: &tokio_postgres::Client, instance: &str, due_for_ms: i64) {
 async fn time_ms(client: &tokio_postgres::Client, before_ms: i64) -> i64 {
     let now = "select floor(extract(epoch from clock_timestamp()) * 1000)::bigint - $1";
     client.query_one(now, &[&before_ms]).await.expect("time").get(0)
+}
+
+/// It looks from the head of the queue, and then at all: what it has claimed is due again at once.
+#[tokio::test]
+async fn nothing_is_claimed_twice_by_one_look() {
+    let schema = TestSchema::new();
+    schema.provider().await;
+    let client = schema.client().await;
+    let fetch = "select instance_id from fetch_work_item(0, array[''], null, 0, false, '{}', '{}', $1, 10, null, $2) where lease is not null";
+    for (round, care) in [(1, false), (2, true)] {
+        for name in ["a", "b", "c"] {
+            add(&client, &format!("{name}{round}"), 0).await;
+        }
+        let from = Some(time_ms(&client, 10_000).await);
+        let rows = client.query(fetch, &[&from, &care]).await.expect("a look");
+        let mut found: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        found.sort();
+        assert_eq!(found, ["a", "b", "c"].map(|name| format!("{name}{round}")));
+        let attempts = "select max(attempt_count) from worker_queue";
+        assert_eq!(
+            client
+                .query_one(attempts, &[])
+                .await
+                .expect("attempts")
+                .get::<_, i32>(0),
+            1
+        );
+        client
+            .batch_execute("delete from worker_queue")
+            .await
+            .expect("the next round");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -74,7 +106,7 @@ async fn found(
     limit: i32,
     care: bool,
 ) -> Vec<String> {
-    let fetch = "select instance_id from fetch_work_item(30000, $1, $2, 30000, false, '{}', '{}', $3, $4, null, $5) where lease is not null";
+    let fetch = "select instance_id from fetch_work_item(3600000, $1, $2, 3600000, false, '{}', '{}', $3, $4, null, $5) where lease is not null";
     let from = Some(time_ms(client, 10_000).await);
     let rows = client
         .query(fetch, &[&tags, &owner, &from, &limit, &care])

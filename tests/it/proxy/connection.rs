@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -52,6 +53,8 @@ pub(super) struct Connection {
     statements: HashMap<String, String>,
     /// Calls whose answers are still to come.
     unanswered: usize,
+    /// Somebody waits for notifications on it, and says there what others are to be told.
+    listens: bool,
     trapped: Option<Trapped>,
     held: Option<Held>,
 }
@@ -91,6 +94,7 @@ impl Connection {
             born,
             statements: HashMap::new(),
             unanswered: 0,
+            listens: false,
             trapped: None,
             held: None,
         };
@@ -154,14 +158,15 @@ impl Connection {
             }
             b'Q' => text(),
             b'S' => {
-                self.unanswered += 1;
+                self.asks();
                 return Ok(());
             }
             _ => return Ok(()),
         };
         let ahead = self.unanswered;
         if message[0] == b'Q' {
-            self.unanswered += 1;
+            self.listens |= sql.contains("listen \"");
+            self.asks();
         }
         self.shared.check(&sql)?;
         let Some(trap) = self.shared.called(&sql) else {
@@ -181,6 +186,14 @@ impl Connection {
                 });
                 Ok(())
             }
+        }
+    }
+
+    /// The client wants an answer to what it has sent: a round trip.
+    fn asks(&mut self) {
+        self.unanswered += 1;
+        if !self.listens {
+            self.shared.round_trips.fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -1,5 +1,6 @@
 //! A worker that acks an activity comes back for the next: that is looked for beside the call that acks.
 
+mod in_vain;
 mod trouble;
 
 use std::time::Duration;
@@ -194,7 +195,7 @@ async fn others_have_what_nobody_comes_back_for() {
         } else {
             ack(provider, &token, 1).await;
         }
-        // One or two, depending on how long this worker seems to take.
+        // How many depends on how long this worker seems to take.
         eventually("they are handed back", || async {
             (world.proxy.calls_of(HANDED_BACK) > 0 && leased(&world).await == 0).then_some(())
         })

@@ -169,6 +169,28 @@ async fn what_is_on_the_wire_when_a_provider_closes_can_be_had() {
     }
 }
 
+/// That is how a runtime ends: it drops its fetches, and whoever started it closes the provider.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dropped_fetch_was_about_to_get_when_its_provider_closes_can_be_had() {
+    for queue in BOTH {
+        let world = World::new().await;
+        let (other, _proxy) = world.another_process().await;
+        world.settle().await;
+        queue.enqueue(&other, "i").await;
+        let mut held = world.proxy.hold_answer_of(queue.fetch_call());
+        let provider = Arc::clone(&world.provider);
+        let fetch = tokio::spawn(async move { queue.fetch(&provider, LOCK, PATIENT).await });
+        held.wait().await;
+        assert!(queue.is_leased(&world, "i").await);
+        fetch.abort();
+        assert!(fetch.await.expect_err("it was dropped").is_cancelled());
+        world.provider.close();
+        held.release();
+        let fetched = tokio::time::timeout(SOON, queue.fetch(&other, LOCK, PATIENT)).await;
+        assert_eq!(fetched.expect("in time").expect("fetch"), Some(("i".to_string(), 1)));
+    }
+}
+
 /// The connection ends while the call commits: it is given back when it has.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_committed_after_its_answer_was_lost_can_be_had() {
@@ -183,10 +205,10 @@ async fn what_is_committed_after_its_answer_was_lost_can_be_had() {
             queue.table()
         );
         world.admin.batch_execute(&late).await.expect("a trigger");
-        queue.forms_a_habit(&world, "before").await;
         let blocker = world.schema.client().await;
         let lock = "select pg_advisory_lock(hashtext(current_schema()))";
         blocker.execute(lock, &[]).await.expect("a lock");
+        queue.forms_a_habit(&world, "before").await;
         let provider = Arc::clone(&world.provider);
         let handed_back = world.proxy.calls_of(HANDED_BACK);
         let enqueue = tokio::spawn(async move { enqueue(queue, &provider, "late").await });
