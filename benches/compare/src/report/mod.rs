@@ -58,14 +58,12 @@ fn place(run: &Run) -> String {
         "connections".to_string(),
         format!("at most {} for each PostgreSQL provider", run.pool_size),
     ));
-    let repetitions = match run.repetitions {
-        1 => "1 repetition".to_string(),
-        count => format!("up to {count} repetitions"),
+    let duration = match run.repetitions {
+        _ if run.smoke => "a smoke test: a second or less for each point, once".to_string(),
+        1 => format!("{} s for a point of *Turns*, 1 repetition", run.seconds),
+        count => format!("{} s for a point of *Turns*, up to {count} repetitions", run.seconds),
     };
-    rows.push((
-        "duration".to_string(),
-        format!("{} s for a point of *Turns*, {repetitions}", run.seconds),
-    ));
+    rows.push(("duration".to_string(), duration));
     let mut text = "| | |\n| --- | --- |\n".to_string();
     for (name, value) in rows {
         text.push_str(&format!("| {name} | {value} |\n"));
