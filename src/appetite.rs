@@ -9,7 +9,7 @@ const FIRST: usize = 4;
 
 pub(crate) struct Appetite {
     most: usize,
-    /// What was at hand when the last look had come back.
+    /// What was at hand when the last look had come back, and who had come back before it took some.
     served: usize,
     /// Whether nothing was ever left over.
     is_boundless: bool,

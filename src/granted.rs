@@ -76,7 +76,9 @@ impl<T> Granted<T> {
         };
         let (inner, token) = (Arc::clone(&self.inner), std::mem::take(&mut self.token));
         let (queue, pause, place_ms) = (self.queue, self.pause, self.place_ms);
-        let on_its_way = OnItsWay::new(&inner, pause.is_none().then_some(queue));
+        // Turns pause, activities do not.
+        let can_be_had = pause.is_none() || queue == Queue::Worker;
+        let on_its_way = OnItsWay::new(&inner, can_be_had.then_some(queue));
         runtime.spawn(async move {
             let place_ms = place_ms.filter(|_| pause.is_none());
             let result = abandon(&inner, queue, &token, pause, place_ms).await;
@@ -99,7 +101,7 @@ impl<T> Drop for Granted<T> {
 pub(crate) struct GoingBack {
     turns: AtomicUsize,
     activities: AtomicUsize,
-    /// What rests, and cannot be had at once anyway.
+    /// What rests then, and cannot be had at once anyway, or may not have come at all.
     resting: AtomicUsize,
     changed: Notify,
 }
@@ -143,7 +145,7 @@ impl GoingBack {
     }
 }
 
-/// To which queue, unless it rests.
+/// To which queue, unless it rests there or may not have come.
 struct OnItsWay(Arc<Inner>, Option<Queue>);
 
 impl OnItsWay {
@@ -180,7 +182,9 @@ pub(crate) fn give_back_lost(inner: &Arc<Inner>, queue: Queue, token: String) {
         return;
     };
     let inner = Arc::clone(inner);
+    let on_its_way = OnItsWay::new(&inner, None);
     runtime.spawn(async move {
+        let _until_it_is_back = on_its_way;
         for pause_ms in [0, 10, 50, 200, 1000] {
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             match abandon(&inner, queue, &token, None, None).await {

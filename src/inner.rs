@@ -38,7 +38,7 @@ use crate::turn_ack::{TurnAck, TurnAnswer};
 use crate::wake::{Queue, Waker};
 use crate::words::Haste;
 
-/// How long a provider that is closed waits for what goes back to the queues.
+/// How long a provider that is closed waits for what goes back to the queues, and for calls that may lease something.
 const UNTIL_CLOSED: Duration = Duration::from_millis(500);
 
 /// One for all clones of a provider.
@@ -164,7 +164,8 @@ impl Inner {
 
     /// Whether something is on its way that is, or may be, leased, and that nobody asked for, or no longer does.
     fn may_have_nobodys_leases(&self) -> bool {
-        self.going_back.is_any() || self.turns.is_on_the_wire() || self.activities.is_on_the_wire()
+        // In this order: what a call has brought is on its way back before the call is no longer on the wire.
+        self.turns.is_on_the_wire() || self.activities.is_on_the_wire() || self.going_back.is_any()
     }
 
     /// All that is kept for those who have yet to ask goes back to the queues.

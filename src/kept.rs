@@ -18,6 +18,8 @@ pub(crate) const RETURNING: Duration = Duration::from_millis(50);
 pub(crate) const EXPECTED: Duration = Duration::from_millis(5);
 /// How long a keeper stays after there was something.
 const ATTENDED: Duration = Duration::from_millis(100);
+/// A keeper that has not looked for so long may be of a runtime that does nothing at the moment.
+const ABSENT: Duration = Duration::from_millis(50);
 
 /// All that a group keeps. What goes back does so under the lock of the group: whoever has seen that it is no longer here can wait for it
 /// (`GoingBack`).
@@ -25,6 +27,9 @@ pub(crate) struct Kept<T> {
     items: VecDeque<Item<T>>,
     /// Whether there is a keeper, and until when also if there is nothing to keep.
     attended_until: Option<Instant>,
+    /// The number of the keeper, and when it looked last, or was appointed.
+    keeper: u64,
+    looked_at: Option<Instant>,
 }
 
 /// How much went back that was for those who come back, and for those who were expected to ask.
@@ -67,6 +72,8 @@ impl<T> Default for Kept<T> {
         Self {
             items: VecDeque::new(),
             attended_until: None,
+            keeper: 0,
+            looked_at: None,
         }
     }
 }
@@ -80,13 +87,13 @@ impl<T> Kept<T> {
         self.items.is_empty()
     }
 
-    /// `lock_timeout`: how long they are leased. Whether somebody new has to see to what is overdue.
+    /// `lock_timeout`: how long they are leased. The number of a new keeper, if somebody new has to see to what is overdue.
     pub(crate) fn keep(
         &mut self,
         granted: impl IntoIterator<Item = Granted<T>>,
         reason: Reason,
         lock_timeout: Duration,
-    ) -> bool {
+    ) -> Option<u64> {
         let now = Instant::now();
         let time = match reason {
             Reason::Next => RETURNING,
@@ -102,9 +109,13 @@ impl<T> Kept<T> {
             useless_at,
             runtime: Handle::try_current().ok(),
         }));
-        let attended_until = self.attended_until.replace(until + ATTENDED);
-        // A keeper that has not looked for so long may be of a runtime that does nothing at the moment.
-        attended_until.is_none_or(|until| until + ATTENDED < now)
+        let is_attended = self.attended_until.replace(until + ATTENDED).is_some();
+        if is_attended && self.looked_at.is_some_and(|looked_at| now < looked_at + ABSENT) {
+            return None;
+        }
+        self.keeper += 1;
+        self.looked_at = Some(now);
+        Some(self.keeper)
     }
 
     pub(crate) fn take(&mut self) -> Option<Granted<T>> {
@@ -159,8 +170,9 @@ impl<T> Kept<T> {
         }
     }
 
-    /// Whether somebody still has to see to it, because there is something, or was lately.
+    /// A keeper has looked. Whether it still has to, because there is something, or was lately.
     fn is_attended(&mut self, now: Instant) -> bool {
+        self.looked_at = Some(now);
         self.attended_until.take_if(|until| *until <= now);
         self.attended_until.is_some()
     }
@@ -171,14 +183,16 @@ impl<T> Kept<T> {
 pub(crate) struct Keeper<R: Request> {
     inner: Weak<Inner>,
     request: R,
+    number: u64,
     attends: bool,
 }
 
 impl<R: Request> Keeper<R> {
-    pub(crate) fn new(inner: &Arc<Inner>, request: &R) -> Self {
+    pub(crate) fn new(inner: &Arc<Inner>, request: &R, number: u64) -> Self {
         Self {
             inner: Arc::downgrade(inner),
             request: request.clone(),
+            number,
             attends: true,
         }
     }
@@ -198,11 +212,12 @@ impl<R: Request> Keeper<R> {
             return false;
         };
         match R::line(&inner).lock().get_mut(&self.request) {
-            Some(group) => {
+            Some(group) if group.kept.keeper == self.number => {
                 group.hand_back_overdue(now);
                 group.kept.is_attended(now)
             }
-            None => false,
+            // Another was appointed while it was away.
+            _ => false,
         }
     }
 }
@@ -212,6 +227,7 @@ impl<R: Request> Drop for Keeper<R> {
         if self.attends
             && let Some(inner) = self.inner.upgrade()
             && let Some(group) = R::line(&inner).lock().get_mut(&self.request)
+            && group.kept.keeper == self.number
         {
             group.kept.is_deserted();
         }

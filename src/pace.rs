@@ -107,7 +107,7 @@ impl Pace {
         }
     }
 
-    /// How long the last call took.
+    /// How long the last call took, or seems to take.
     pub(crate) fn took(&self, queue: Queue, step: Step) -> Duration {
         let took = self.on_the_wire(queue, step).took.load(Ordering::Relaxed);
         Duration::from_micros(took)

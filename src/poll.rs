@@ -5,7 +5,7 @@
 //! one. A look that brought too little tells when the next is worth it; until then only a wake-up causes another,
 //! however many callers come and go.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,6 +23,7 @@ use crate::inner::Inner;
 use crate::kept::{Keeper, may_keep};
 use crate::look::{Found, make_look, send_look};
 use crate::reason::Reason;
+use crate::swept::SweptMap;
 pub(crate) use crate::waiters::Fetch;
 use crate::waiters::{Answer, Group, SLOW_LOOK, Sent, Waiter};
 use crate::wake::Queue;
@@ -62,7 +63,7 @@ pub(crate) trait Request: Clone + Hash + Eq + Send + Sync + 'static {
 
 /// All fetches of one kind, by what they ask for.
 pub(crate) struct Line<R: Request> {
-    groups: Mutex<HashMap<R, Group<R::Item>>>,
+    groups: Mutex<SweptMap<R, Group<R::Item>>>,
     patient_until: Mutex<Option<Instant>>,
 }
 
@@ -76,7 +77,7 @@ impl<R: Request> Default for Line<R> {
 }
 
 impl<R: Request> Line<R> {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<R, Group<R::Item>>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SweptMap<R, Group<R::Item>>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -199,9 +200,7 @@ impl<R: Request> Line<R> {
         let now = Instant::now();
         let span = Span::current();
         let mut groups = self.lock();
-        if groups.len() > SWEEP_ABOVE {
-            groups.retain(|_, group| !group.is_idle());
-        }
+        groups.sweep(SWEEP_ABOVE, |group| !group.is_idle());
         let group = groups.entry(request.clone()).or_insert_with(|| Group::new(now));
         // A closed provider gives nothing away that it could not take back.
         let kept = (!inner.caller.is_closed()).then(|| group.take_kept(now)).flatten();
@@ -312,7 +311,8 @@ impl<R: Request> Line<R> {
         if is_for_others && !took_all {
             inner.waker.tell_others(R::QUEUE, Haste::Soon);
         }
-        let found_all = (found.as_ref().ok()).map(|found| found.granted.len() >= sent.wanted());
+        let brought = found.as_ref().map_or(0, |found| found.granted.len());
+        let found_all = found.is_ok().then_some(brought >= sent.wanted());
         let look = {
             let mut groups = self.lock();
             let Some(group) = groups.get_mut(request) else {
@@ -364,17 +364,18 @@ impl<R: Request> Line<R> {
                 }
             }
             group.release(sent.id);
+            let handed_out = brought - unwanted.len();
             let may_keep = sent.reason == Reason::Next || may_keep();
             if sent.ahead > 0 && !unwanted.is_empty() && may_keep && !inner.is_leaving() {
                 let ahead = sent.ahead.min(unwanted.len());
                 let lock_timeout = request.lock_timeout();
-                let is_new = group.kept.keep(unwanted.drain(..ahead), sent.reason, lock_timeout);
-                keeper = is_new.then(|| Keeper::new(inner, request));
+                let number = group.kept.keep(unwanted.drain(..ahead), sent.reason, lock_timeout);
+                keeper = number.map(|number| Keeper::new(inner, request, number));
             }
             if sent.reason == Reason::Next
                 && let Some(is_all) = found_all
             {
-                group.is_provided_for(is_all);
+                group.is_provided_for(handed_out, is_all);
             }
             // What was for those who went away is dropped, and rests; the others were only one too many. Under the lock: whoever finds that they
             // are not kept can see that they are on their way back.

@@ -228,9 +228,9 @@ impl<T> Group<T> {
         Some(Sent { ahead, ..sent })
     }
 
-    /// What a look found is kept for those who come back, or they have it already. `is_all`: it found all that it asked for.
-    pub(crate) fn is_provided_for(&mut self, is_all: bool) {
-        self.appetite.served(self.kept.len(), is_all);
+    /// What a look found is kept for those who come back; so much of it they have already. `is_all`: it found all that it asked for.
+    pub(crate) fn is_provided_for(&mut self, handed_out: usize, is_all: bool) {
+        self.appetite.served(handed_out + self.kept.len(), is_all);
     }
 
     /// The first that is kept and of use.

@@ -349,7 +349,7 @@ begin
         work_item := null;
         history := null;
         due_ms := ms_from_timestamp(v_now);
-        next_ms := ms_between(v_now, v_next);
+        next_ms := ms_between(clock_timestamp(), v_next);
         return next;
     end if;
 end

@@ -98,8 +98,8 @@ impl<'a> Patience<'a> {
     /// Pauses, so that what had queued up gets done. Fails if somebody has been in the way too often, or if that is not
     /// why it failed.
     pub(super) async fn try_again(&mut self, client: &mut Client, error: Error) -> Result<(), Error> {
-        // What failed is rolled back only now, and whoever hears of the failure and does something about it must not meet its locks.
-        let _ = client.check_connection().await;
+        // What failed is being rolled back, and whoever hears of the failure and does something about it must not meet its locks.
+        let _ = tokio::time::timeout(LOCK_TIMEOUT, client.check_connection()).await;
         if !is_blocked(&error) {
             return Err(error);
         }

@@ -115,7 +115,7 @@ async fn a_look_for_those_who_come_back_asks_for_no_more_than_they_came_for_in_t
         group.woken = Some(Reason::Notified);
         let sent = group.look_next(now, 2, 24).expect("there is something");
         group.landed(&sent);
-        group.is_provided_for(finds_all);
+        group.is_provided_for(0, finds_all);
         sent.wanted()
     };
     let asked = [true, true, false, true, true].map(|finds_all| look(&mut group, finds_all));
@@ -123,6 +123,10 @@ async fn a_look_for_those_who_come_back_asks_for_no_more_than_they_came_for_in_t
     group.appetite.served(24, true);
     group.appetite.left_over(20);
     assert_eq!([(); 2].map(|()| look(&mut group, true)), [4, 5]);
+    // Those who had come back when it was found had most of it.
+    group.is_provided_for(6, false);
+    group.appetite.left_over(1);
+    assert_eq!(look(&mut group, true), 5);
 }
 
 #[tokio::test]

@@ -203,6 +203,13 @@ pub struct Cluster {
     keeper: Child,
 }
 
+/// The process that every start of the server begins anew.
+async fn checkpointer(client: &tokio_postgres::Client) -> Option<i32> {
+    let pid = "select pid from pg_stat_activity where backend_type = 'checkpointer'";
+    let row = client.query_opt(pid, &[]).await.ok().flatten()?;
+    row.get(0)
+}
+
 impl Cluster {
     pub fn start(options: &Options<'_>) -> Self {
         let folder = Folder::new();
@@ -251,19 +258,17 @@ impl Cluster {
         );
         let keeper = folder.keep("QUIT", "postgres", &[&["-D", &data], options.arguments].concat());
         let cluster = Self { folder, port, keeper };
-        cluster.wait_until_it_answers();
+        block_on(cluster.wait_until_it_answers());
         cluster
     }
 
-    fn wait_until_it_answers(&self) {
+    async fn wait_until_it_answers(&self) {
         let url = self.admin_url();
-        block_on(async {
-            let begun = Instant::now();
-            while tokio_postgres::connect(&url, tokio_postgres::NoTls).await.is_err() {
-                assert!(begun.elapsed() < PATIENCE, "no server: {}", self.folder.log());
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
+        let begun = Instant::now();
+        while tokio_postgres::connect(&url, tokio_postgres::NoTls).await.is_err() {
+            assert!(begun.elapsed() < PATIENCE, "no server: {}", self.folder.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// The superuser, by way of the socket.
@@ -308,6 +313,7 @@ impl Cluster {
         let url = self.admin_url();
         block_on(async {
             let client = connect(&url).await;
+            let before = checkpointer(&client).await;
             let backend = client
                 .query_one("select pg_backend_pid()", &[])
                 .await
@@ -315,11 +321,21 @@ impl Cluster {
             let kill = format!("kill -KILL {}", backend.get::<_, i32>(0));
             let killed = self.folder.command(Path::new("/bin/sh")).args(["-c", &kill]).status();
             assert!(killed.expect("sh").success(), "{kill}");
-            while client.simple_query("select").await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+            let begun = Instant::now();
+            loop {
+                // It may answer until it has heard of that death.
+                self.wait_until_it_answers().await;
+                if let Ok((client, connection)) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await {
+                    tokio::spawn(connection);
+                    let now = checkpointer(&client).await;
+                    if now.is_some() && now != before {
+                        return;
+                    }
+                }
+                assert!(begun.elapsed() < PATIENCE, "no crash: {}", self.folder.log());
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
         });
-        self.wait_until_it_answers();
     }
 
     /// Ends it as a crash of the machine would: for good.

@@ -229,6 +229,9 @@ where
         server.batch_execute(&statement).await.expect("database");
     }
     let outcome = tokio::spawn(test(with_database(&database_url(), &database))).await;
+    if let Err(failure) = outcome {
+        std::panic::resume_unwind(failure.into_panic());
+    }
     // Backends report their statistics when they end.
     let counters = "select deadlocks from pg_stat_database as d \
                      where datname = $1 and not exists (select from pg_stat_activity as a where a.datname = d.datname)";
@@ -241,7 +244,6 @@ where
         .batch_execute(&format!("drop database {database}"))
         .await
         .expect("drop database");
-    outcome.expect("the test");
     deadlocks
 }
 

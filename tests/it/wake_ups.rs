@@ -104,14 +104,17 @@ impl Waiting {
     }
 
     /// Asks again whenever the trouble that it meets may pass.
-    fn through_trouble(provider: &Arc<PostgresProvider>, queue: Queue) -> Self {
+    async fn through_trouble(provider: &Arc<PostgresProvider>, queue: Queue) -> Self {
+        let Self { mut fetch } = Self::begin(provider, queue).await;
         let provider = Arc::clone(provider);
         let fetch = tokio::spawn(async move {
             loop {
-                match queue.fetch(&provider, LOCK, PATIENT).await {
+                match fetch.await.expect("no panic") {
                     Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(20)).await,
                     fetched => return fetched,
                 }
+                let provider = Arc::clone(&provider);
+                fetch = tokio::spawn(async move { queue.fetch(&provider, LOCK, PATIENT).await });
             }
         });
         Self { fetch }
@@ -292,7 +295,7 @@ async fn the_end_of_a_dead_lease_wakes_who_waits() {
 async fn after_a_restart(queue: Queue, restart: impl AsyncFn(&World)) {
     let world = World::new().await;
     world.settle().await;
-    let waiting = Waiting::through_trouble(&world.provider, queue);
+    let waiting = Waiting::through_trouble(&world.provider, queue).await;
     let before = listener(&world).await;
     restart(&world).await;
     eventually("somebody listens again", || async {

@@ -15,6 +15,8 @@ use crate::fixtures::{LOCK, NOW, activity, completed, routed_activity};
 
 const ACTIVITY_ACK: &str = ".ack_work_item";
 const HANDED_BACK: &str = ".abandon_work_item(";
+/// Longer than the acks are beside which something is looked for.
+const SLOW: Duration = Duration::from_millis(40);
 
 type Activity = (WorkItem, String, u32);
 
@@ -88,6 +90,39 @@ async fn whoever_comes_back_often_has_the_next_already() {
         }
     }
     panic!("never less than {fewest} looks for 20");
+}
+
+/// What is found beside an ack that takes its time would be back in the queue when it is answered.
+#[tokio::test]
+async fn nothing_is_looked_for_beside_acks_that_take_long() {
+    let world = World::new().await;
+    enqueue(&world.provider, 1..=10).await;
+    for last_took_long in [false, true] {
+        let (item, token, _) = gets(&world.provider, LOCK, &TagFilter::DefaultOnly).await;
+        let WorkItem::ActivityExecute { id, .. } = item else {
+            panic!("{item:?}");
+        };
+        eventually("nothing is at hand", || async {
+            (leased(&world).await == 1).then_some(())
+        })
+        .await;
+        let before = looks(&world);
+        let mut held = world.proxy.hold_answer_of(ACTIVITY_ACK);
+        let acked = tokio::spawn({
+            let provider = world.provider.clone();
+            async move { ack(&provider, &token, id).await }
+        });
+        held.wait().await;
+        if last_took_long {
+            tokio::time::sleep(SLOW).await;
+            assert_eq!(looks(&world), before);
+        } else {
+            eventually("there is a look", || async { (looks(&world) > before).then_some(()) }).await;
+            tokio::time::sleep(SLOW).await;
+        }
+        held.release();
+        acked.await.expect("no panic");
+    }
 }
 
 /// Where activities are short the next ones are looked for while a worker works, and not while it acks: on a busy machine not always.
