@@ -37,6 +37,8 @@ begin
     delete from kv_delta as k where k.instance_id = any (p_instance_ids);
     delete from instances as i where i.instance_id = any (p_instance_ids);
     get diagnostics instances_deleted = row_count;
+    queue_messages_deleted := queue_messages_deleted
+        + (select count(*) from mailboxes as m where m.instance_id = any (p_instance_ids) and m.start_item is not null);
     delete from mailboxes as m where m.instance_id = any (p_instance_ids);
     return next;
 end

@@ -9,10 +9,10 @@ declare
 begin
     return query
     select (select count(*) from orchestrator_queue)
-               - (select coalesce(sum(cardinality(m.claimed_ids)), 0)::bigint
+               + (select coalesce(sum((m.start_item is not null)::integer
+                                      - case when m.available_at > v_now then cardinality(m.claimed_ids) else 0 end), 0)::bigint
                     from mailboxes as m
-                   where m.available_at > v_now
-                     and m.available_at < 'infinity'
+                   where m.available_at < 'infinity'
                      and m.lease is not null),
            (select count(*) from worker_queue)
                - (select count(*)

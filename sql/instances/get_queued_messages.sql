@@ -9,8 +9,14 @@ as $$
 begin
     return query
     select count(*), floor(extract(epoch from clock_timestamp() - min(q.visible_at) filter (where q.kind = 's')) * 1000)::bigint
-      from orchestrator_queue as q
-     where q.instance_id = p_instance_id;
+      from (select o.visible_at, o.kind
+              from orchestrator_queue as o
+             where o.instance_id = p_instance_id
+            union all
+            select m.claimed_until, 's'
+              from mailboxes as m
+             where m.instance_id = p_instance_id
+               and m.start_item is not null) as q;
 end
 $$
 security definer

@@ -27,6 +27,11 @@ begin
             using errcode = 'DX001';
     end if;
 
+    if v_box.start_item is not null then
+        -- From now on it waits in the queue, as if nobody had waited for it.
+        insert into orchestrator_queue (instance_id, visible_at, id, kind, work_item) overriding system value
+        values (p_instance_id, v_box.claimed_until, v_box.claimed_ids[1], 's', v_box.start_item);
+    end if;
     if p_delay_ms is not null or not p_ignore_attempt then
         update orchestrator_queue as q
            set attempt_count = q.attempt_count + case when p_ignore_attempt then 0 else 1 end,
@@ -41,7 +46,8 @@ begin
        set available_at = v_next,
            lease = null,
            claimed_ids = null,
-           claimed_until = null
+           claimed_until = null,
+           start_item = null
      where m.instance_id = p_instance_id;
     return ms_between(clock_timestamp(), v_next);
 end

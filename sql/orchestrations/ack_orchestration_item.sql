@@ -107,7 +107,7 @@ begin
           where t.instance_id < p_instance_id collate "C"
             and t.instance_id = any (p_targets);
     end if;
-    select m.lease, m.available_at, m.claimed_ids, m.claimed_until, m.pinned_version,
+    select m.lease, m.available_at, m.claimed_ids, m.claimed_until, m.start_item is not null as has_start, m.pinned_version,
            m.history_epoch, m.cached_by, m.cached_execution_id, m.cached_event_id
       into v_box
       from mailboxes as m
@@ -141,10 +141,12 @@ begin
         return;
     end if;
 
-    delete from orchestrator_queue as q
-     where q.instance_id = p_instance_id
-       and q.visible_at <= v_box.claimed_until
-       and q.id = any (v_box.claimed_ids);
+    if not v_box.has_start then
+        delete from orchestrator_queue as q
+         where q.instance_id = p_instance_id
+           and q.visible_at <= v_box.claimed_until
+           and q.id = any (v_box.claimed_ids);
+    end if;
 
     -- Nobody else can make these rows while the mailbox is locked: ON CONFLICT would insert each in two steps for nothing.
     if p_orchestration_name is not null and p_orchestration_version is not null then
@@ -285,6 +287,7 @@ begin
            lease = null,
            claimed_ids = null,
            claimed_until = null,
+           start_item = null,
            -- An execution that begins without a version is anybody's.
            pinned_version = coalesce(p_pinned_version,
                                      case when p_first_event_id = 1 then -1 else v_box.pinned_version end),

@@ -294,6 +294,7 @@ begin
                lease = null,
                claimed_ids = null,
                claimed_until = null,
+               start_item = null,
                -- An execution that begins without a version is anybody's.
                pinned_version = coalesce(p_pinned_versions[t.turn],
                                          case when p_first_event_ids[t.turn] = 1 then -1 else m.pinned_version end),

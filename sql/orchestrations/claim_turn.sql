@@ -36,6 +36,7 @@ declare
     c_max_history_bytes constant bigint  := 943718400::bigint;
     v_now               constant timestamptz := clock_timestamp();
     v_box               mailboxes;
+    v_holds_start       boolean;
     v_ids               bigint[];
     v_until             timestamptz;
     v_bytes             bigint;
@@ -50,17 +51,24 @@ declare
 begin
     select m.* into v_box from mailboxes as m where m.instance_id = p_instance_id;
     instance_id := p_instance_id;
+    v_holds_start := v_box.start_item is not null;
     history_epoch := v_box.history_epoch;
     dropped := 0;
 
     if v_box.lease is not null then
         -- Takes over an expired lease: that delivery failed.
         begin
+            if v_holds_start then
+                -- From now on it waits in the queue, as if nobody had waited for it.
+                insert into orchestrator_queue (instance_id, visible_at, id, kind, work_item) overriding system value
+                values (p_instance_id, v_box.claimed_until, v_box.claimed_ids[1], 's', v_box.start_item);
+            end if;
             update orchestrator_queue as q
                set attempt_count = q.attempt_count + 1
              where q.instance_id = p_instance_id
                and q.visible_at <= v_box.claimed_until
                and q.id = any (v_box.claimed_ids);
+            v_holds_start := false;
         exception
             when transaction_rollback or object_not_in_prerequisite_state or operator_intervention
                  or connection_exception or disk_full then
@@ -166,8 +174,9 @@ begin
         update mailboxes as m
            set lease = claim_turn.lease,
                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
-               claimed_ids = coalesce(v_ids, '{}'),
-               claimed_until = coalesce(v_until, '-infinity'),
+               claimed_ids = case when v_holds_start then m.claimed_ids else coalesce(v_ids, '{}') end,
+               claimed_until = case when v_holds_start then m.claimed_until else coalesce(v_until, '-infinity') end,
+               start_item = case when v_holds_start then m.start_item end,
                cached_by = case when load_error is null then p_node end,
                cached_execution_id = coalesce(claim_turn.execution_id, 1),
                cached_event_id = coalesce(v_last_event_id, 0)
@@ -207,6 +216,7 @@ begin
            set lease = null,
                claimed_ids = null,
                claimed_until = null,
+               start_item = null,
                available_at = case when v_ids is null and v_next < v_now then v_next
                                    else greatest(v_next, v_now + interval '2 ms') end
          where m.instance_id = p_instance_id;

@@ -5,7 +5,8 @@
 -- of fetch_orchestration_item. An instance that begins here, or is idle, needs no look for that; p_turn_lock_timeout_ms, p_min_version,
 -- p_max_version and p_node: for claim_idle_turn and claim_turns.
 -- With the row: whether somebody should look for the instance, also if it is claimed here.
--- Locks: marks the instance in flight, then its idle mailbox; last, tries that of the turn. Raises DX007.
+-- Locks: marks the instance in flight, then its idle mailbox; last, tries that of the turn. Raises DX007; with a turn 23505, when somebody else has
+-- just made the mailbox: nothing was done.
 create or replace function enqueue_for_orchestrator(
     p_instance_id          text,
     p_kind                 "char",
@@ -70,29 +71,15 @@ begin
         v_is_idle := found;
     end if;
 
-    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
-    values (p_instance_id, v_due_at, p_kind, p_work_item)
-    returning id into v_id;
-
     to_look_for := 1;
-    if v_is_idle then
-        return query
-        select 1, t.*
-          from claim_idle_turn(p_instance_id, p_turn_lease, p_turn_lock_timeout_ms, array[v_id], array[p_work_item], v_now,
-                               v_box.history_epoch, v_box.cached_execution_id, v_box.cached_event_id) as t;
-        if not found then
-            return next;
-        end if;
-        return;
-    end if;
     if v_hands and p_kind = 's' then
-        -- A start: its mailbox is born leased.
-        insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
+        -- The start of a new instance: its mailbox is born leased, with the start in it. Should it have come into being since: 23505.
+        insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until, start_item,
                                     cached_by, cached_execution_id, cached_event_id)
         select p_instance_id, clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', p_turn_lease,
-               array[v_id], v_now, p_node, 1, 0
-         where not exists (select from history as h where h.instance_id = p_instance_id)
-            on conflict (instance_id) do nothing
+               array[nextval('orchestrator_queue_id_seq')], v_now, p_work_item, p_node, 1, 0
+         where not exists (select from mailboxes as b where b.instance_id = p_instance_id)
+           and not exists (select from history as h where h.instance_id = p_instance_id)
         returning m.instance_id, m.lease, m.history_epoch into instance_id, lease, history_epoch;
         if found then
             attempt_count := 1;
@@ -104,6 +91,20 @@ begin
         end if;
     end if;
 
+    insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
+    values (p_instance_id, v_due_at, p_kind, p_work_item)
+    returning id into v_id;
+
+    if v_is_idle then
+        return query
+        select 1, t.*
+          from claim_idle_turn(p_instance_id, p_turn_lease, p_turn_lock_timeout_ms, array[v_id], array[p_work_item], v_now,
+                               v_box.history_epoch, v_box.cached_execution_id, v_box.cached_event_id) as t;
+        if not found then
+            return next;
+        end if;
+        return;
+    end if;
     v_due := wake_mailboxes(array[p_instance_id], array[v_due_at], true, p_node);
     if v_due = '{}' then
         to_look_for := 0;

@@ -48,7 +48,8 @@ declare
     v_born       boolean;
     v_visible_at timestamptz[];
     v_due        text[];
-    v_ids        bigint[];
+    v_turns      integer;
+    v_starts     text[] := '{}'::text[];
     v_epochs     bigint[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -79,45 +80,46 @@ begin
                                                    (select from history as h where h.instance_id = t.instance_id limit 1)) as k);
     end if;
     if v_born then
-        -- Starts of new instances: their mailboxes are born leased, as far as somebody waits. Should one have come into being since: 23505, and the
-        -- caller does without turns.
-        with queued as (
-            insert into orchestrator_queue as q (instance_id, visible_at, kind, work_item)
+        -- Starts of new instances: as far as somebody waits, their mailboxes are born leased, with the starts in them. Should one have come into
+        -- being since: 23505, and the caller does without turns.
+        v_turns := cardinality(p_turn_instance_ids);
+        for v_position in 1 .. v_turns loop
+            v_starts[v_position] := p_work_items[array_position(p_instance_ids, p_turn_instance_ids[v_position])];
+        end loop;
+        if v_turns > p_turn_limit then
+            insert into orchestrator_queue (instance_id, visible_at, kind, work_item)
             select t.instance_id, v_now, 's', t.work_item
-              from unnest(p_instance_ids, p_work_items) as t (instance_id, work_item)
-            returning q.instance_id, q.id
-        )
-        select array_agg(q.id order by array_position(p_turn_instance_ids, q.instance_id))
-          into v_ids
-          from queued as q;
+              from unnest(p_turn_instance_ids[p_turn_limit + 1:], v_starts[p_turn_limit + 1:]) as t (instance_id, work_item);
+        end if;
         with born as (
-            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until,
+            insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until, start_item,
                                         cached_by, cached_execution_id, cached_event_id)
             select t.instance_id,
                    case when t.handed then clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms' else v_now end,
                    case when t.handed then t.lease end,
-                   case when t.handed then array[t.id] end,
+                   case when t.handed then array[nextval('orchestrator_queue_id_seq')] end,
                    case when t.handed then v_now end,
+                   case when t.handed then t.work_item end,
                    case when t.handed then p_node end,
                    case when t.handed then 1 end,
                    case when t.handed then 0 end
-              from (select t.instance_id, t.lease, t.id, t.position <= p_turn_limit as handed
-                      from unnest(p_turn_instance_ids, p_turn_leases, v_ids)
-                           with ordinality as t (instance_id, lease, id, position)) as t
+              from (select t.instance_id, t.lease, t.work_item, t.position <= p_turn_limit as handed
+                      from unnest(p_turn_instance_ids, p_turn_leases, v_starts)
+                           with ordinality as t (instance_id, lease, work_item, position)) as t
              order by t.instance_id collate "C"
             returning m.instance_id, m.history_epoch
         )
         select array_agg(b.history_epoch order by array_position(p_turn_instance_ids, b.instance_id))
           into v_epochs
           from born as b;
-        to_look_for := cardinality(v_ids);
+        to_look_for := v_turns;
         attempt_count := 1;
         execution_id := 1;
         cached_event_id := 0;
-        for v_position in 1 .. least(p_turn_limit, cardinality(v_ids)) loop
+        for v_position in 1 .. least(p_turn_limit, v_turns) loop
             instance_id := p_turn_instance_ids[v_position];
             lease := p_turn_leases[v_position];
-            messages := array[p_work_items[array_position(p_instance_ids, instance_id)]];
+            messages := array[v_starts[v_position]];
             history_epoch := v_epochs[v_position];
             return next;
             to_look_for := null;

@@ -13,6 +13,12 @@ with item as (
       from orchestrator_queue as q
       left join mailboxes as m on m.instance_id = q.instance_id
     union all
+    -- A start that was handed over, in its mailbox.
+    select 'orchestrator', m.claimed_until, m.available_at > statement_timestamp(), 0
+      from mailboxes as m
+     where m.start_item is not null
+       and m.available_at < 'infinity'
+    union all
     -- The delivery under way is counted there.
     select 'worker', w.available_at, l.is_leased, w.attempt_count - l.is_leased::integer
       from worker_queue as w

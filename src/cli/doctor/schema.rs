@@ -274,6 +274,7 @@ fn never_started(connection: &Connection) -> String {
     format!(
         "select q.instance_id, count(*) from {schema}.orchestrator_queue as q where not exists \
          (select from {schema}.instances as i where i.instance_id = q.instance_id) group by 1 \
-         having not bool_or(q.kind = 's');"
+         having not bool_or(q.kind = 's') \
+         and not exists (select from {schema}.mailboxes as m where m.instance_id = q.instance_id and m.start_item is not null);"
     )
 }

@@ -25,17 +25,19 @@ async fn work_that_nobody_takes_is_found() {
     );
     patient.execute("delete from worker_queue").await;
     patient.silent(&[]);
-    // One is waiting for its instance, which nobody starts; the other ones are an instance that has not begun.
+    // One is waiting for its instance, which nobody starts; the other ones are instances that have not begun, one of which somebody holds.
     patient
         .execute(
             "insert into orchestrator_queue (instance_id, kind, visible_at, work_item) \
              select instance, kind, clock_timestamp() - interval '2 hours', '{}' \
-               from (values ('i', 'x'::\"char\"), ('new', 'x'), ('new', 's')) as q (instance, kind)",
+               from (values ('i', 'x'::\"char\"), ('new', 'x'), ('new', 's'), ('held', 'x')) as q (instance, kind); \
+             insert into mailboxes (instance_id, available_at, lease, start_item) values ('held', 'infinity', gen_random_uuid(), '{}')",
         )
         .await;
     let query = "select q.instance_id, count(*) from \"duroxide\".orchestrator_queue as q where not exists \
                  (select from \"duroxide\".instances as i where i.instance_id = q.instance_id) group by 1 \
-                 having not bool_or(q.kind = 's');";
+                 having not bool_or(q.kind = 's') and not exists (select from \"duroxide\".mailboxes as m \
+                 where m.instance_id = q.instance_id and m.start_item is not null);";
     patient.finds(
         &[],
         &Fault {

@@ -116,10 +116,10 @@ const DAMAGE: &[(&str, &str, &str, &str)] = &[
         "alter table \"duroxide\".executions rename column \"ended at\" to completed_at;",
     ),
     (
-        "alter table mailboxes drop column claimed_until",
+        "alter table mailboxes drop column cached_event_id",
         "schema",
-        "missing: column mailboxes.claimed_until",
-        "alter table \"duroxide\".mailboxes add column claimed_until timestamp with time zone;",
+        "missing: column mailboxes.cached_event_id",
+        "alter table \"duroxide\".mailboxes add column cached_event_id bigint;",
     ),
 ];
 

@@ -139,8 +139,8 @@ async fn verify_accepts_what_apply_deployed_and_names_what_differs() {
             "changed: column history.event_data",
         ),
         (
-            "alter table mailboxes drop column claimed_until",
-            "missing: column mailboxes.claimed_until",
+            "alter table mailboxes drop column cached_event_id",
+            "missing: column mailboxes.cached_event_id",
         ),
         (
             "grant execute on function delete_instance(text, boolean) to public",
