@@ -5,4 +5,4 @@ alter table mailboxes
     add constraint mailboxes_start_item_check check (start_item is null or lease is not null);
 
 comment on column mailboxes.start_item is
-    'The start of a new instance while its first turn is leased by the call that enqueued it; its id is in claimed_ids, and since when it is visible in claimed_until. Should that lease end without an ack, it moves to orchestrator_queue.';
+    'The start of a new instance while its first turn is leased by the call that enqueued it. claimed_ids has its id, 0, once for each delivery, and claimed_until since when it is visible. Should that lease end without an ack, it moves to orchestrator_queue.';

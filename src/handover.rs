@@ -57,8 +57,8 @@ impl<R: Request> Handover<R> {
     }
 }
 
-/// Whether the server refused a call perhaps only because of something unreadable that it was to bring to somebody: nothing was done,
-/// and it is worth another attempt without.
+/// Whether the server refused a call perhaps only because of something unreadable that it was to bring to somebody, or because somebody else has
+/// just made an instance that was to be born leased: nothing was done, and it is worth another attempt without.
 pub(crate) fn may_have_spoilt(operation: &'static str, answer: &Result<Vec<Row>, CallError>) -> bool {
     match answer {
         Err(error) if error.may_be_unreadable() && !error.is_ambiguous() => {

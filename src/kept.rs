@@ -1,6 +1,7 @@
 //! What is there for those who have yet to ask for it, and goes back to the queue if they do not.
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub(crate) const RETURNING: Duration = Duration::from_millis(50);
 pub(crate) const EXPECTED: Duration = Duration::from_millis(5);
 /// How long a keeper stays after there was something.
 const ATTENDED: Duration = Duration::from_millis(100);
+/// Numbers of keepers. One may outlive its group, and must not be taken for that of the next.
+static KEEPERS: AtomicU64 = AtomicU64::new(1);
 /// A keeper that has not looked for so long may be of a runtime that does nothing at the moment.
 const ABSENT: Duration = Duration::from_millis(50);
 
@@ -113,7 +116,7 @@ impl<T> Kept<T> {
         if is_attended && self.looked_at.is_some_and(|looked_at| now < looked_at + ABSENT) {
             return None;
         }
-        self.keeper += 1;
+        self.keeper = KEEPERS.fetch_add(1, Ordering::Relaxed);
         self.looked_at = Some(now);
         Some(self.keeper)
     }

@@ -9,11 +9,16 @@ declare
 begin
     return query
     select (select count(*) from orchestrator_queue)
-               + (select coalesce(sum((m.start_item is not null)::integer
-                                      - case when m.available_at > v_now then cardinality(m.claimed_ids) else 0 end), 0)::bigint
+               - (select coalesce(sum(cardinality(m.claimed_ids)), 0)::bigint
                     from mailboxes as m
-                   where m.available_at < 'infinity'
-                     and m.lease is not null),
+                   where m.available_at > v_now
+                     and m.available_at < 'infinity'
+                     and m.lease is not null
+                     and m.start_item is null)
+               -- Those in their mailboxes whose leases have expired: reads what is due.
+               + (select count(m.start_item)
+                    from mailboxes as m
+                   where m.available_at <= v_now),
            (select count(*) from worker_queue)
                - (select count(*)
                     from worker_tags() as t

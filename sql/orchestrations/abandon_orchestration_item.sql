@@ -29,8 +29,8 @@ begin
 
     if v_box.start_item is not null then
         -- From now on it waits in the queue, as if nobody had waited for it.
-        insert into orchestrator_queue (instance_id, visible_at, id, kind, work_item) overriding system value
-        values (p_instance_id, v_box.claimed_until, v_box.claimed_ids[1], 's', v_box.start_item);
+        insert into orchestrator_queue (instance_id, visible_at, id, kind, attempt_count, work_item) overriding system value
+        values (p_instance_id, v_box.claimed_until, v_box.claimed_ids[1], 's', cardinality(v_box.claimed_ids) - 1, v_box.start_item);
     end if;
     if p_delay_ms is not null or not p_ignore_attempt then
         update orchestrator_queue as q

@@ -147,6 +147,7 @@ begin
                    select m.instance_id, m.claimed_ids, m.claimed_until
                      from mailboxes as m
                     where m.ctid = t.row_at
+                      and m.start_item is null
                    offset 0) as m
              cross join lateral (
                    select o.ctid as row_at

@@ -60,8 +60,8 @@ begin
         begin
             if v_holds_start then
                 -- From now on it waits in the queue, as if nobody had waited for it.
-                insert into orchestrator_queue (instance_id, visible_at, id, kind, work_item) overriding system value
-                values (p_instance_id, v_box.claimed_until, v_box.claimed_ids[1], 's', v_box.start_item);
+                insert into orchestrator_queue (instance_id, visible_at, id, kind, attempt_count, work_item) overriding system value
+                values (p_instance_id, v_box.claimed_until, v_box.claimed_ids[1], 's', cardinality(v_box.claimed_ids) - 1, v_box.start_item);
             end if;
             update orchestrator_queue as q
                set attempt_count = q.attempt_count + 1
@@ -170,11 +170,12 @@ begin
 
     if load_error is not null or (v_ids is not null and (v_started or v_has_start)) then
         lease := gen_random_uuid();
-        attempt_count := coalesce(v_attempts, 0) + 1;
+        attempt_count := case when v_holds_start then cardinality(v_box.claimed_ids) else coalesce(v_attempts, 0) end + 1;
         update mailboxes as m
            set lease = claim_turn.lease,
                available_at = clock_timestamp() + p_lock_timeout_ms * interval '1 ms',
-               claimed_ids = case when v_holds_start then m.claimed_ids else coalesce(v_ids, '{}') end,
+               -- A start that cannot move to the queue has its deliveries counted here.
+               claimed_ids = case when v_holds_start then m.claimed_ids || m.claimed_ids[1] else coalesce(v_ids, '{}') end,
                claimed_until = case when v_holds_start then m.claimed_until else coalesce(v_until, '-infinity') end,
                start_item = case when v_holds_start then m.start_item end,
                cached_by = case when load_error is null then p_node end,

@@ -5,8 +5,8 @@
 -- of fetch_orchestration_item. An instance that begins here, or is idle, needs no look for that; p_turn_lock_timeout_ms, p_min_version,
 -- p_max_version and p_node: for claim_idle_turn and claim_turns.
 -- With the row: whether somebody should look for the instance, also if it is claimed here.
--- Locks: marks the instance in flight, then its idle mailbox; last, tries that of the turn. Raises DX007; with a turn 23505, when somebody else has
--- just made the mailbox: nothing was done.
+-- Locks: marks the instance in flight, then its mailbox if it is idle or new; last, tries that of the turn. Raises DX007; with a turn 23505, when
+-- somebody else has just made the mailbox: nothing was done.
 create or replace function enqueue_for_orchestrator(
     p_instance_id          text,
     p_kind                 "char",
@@ -77,7 +77,7 @@ begin
         insert into mailboxes as m (instance_id, available_at, lease, claimed_ids, claimed_until, start_item,
                                     cached_by, cached_execution_id, cached_event_id)
         select p_instance_id, clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms', p_turn_lease,
-               array[nextval('orchestrator_queue_id_seq')], v_now, p_work_item, p_node, 1, 0
+               '{0}', v_now, p_work_item, p_node, 1, 0
          where not exists (select from mailboxes as b where b.instance_id = p_instance_id)
            and not exists (select from history as h where h.instance_id = p_instance_id)
         returning m.instance_id, m.lease, m.history_epoch into instance_id, lease, history_epoch;

@@ -5,7 +5,7 @@
 -- theirs, as of fetch_orchestration_item. The other p_turn_…, p_min_version, p_max_version and p_node: for claim_turns; instances that begin here
 -- need none of its looks. p_turn_instance_ids: those that messages make due at once, each one once.
 -- With the first row: how many of the instances somebody should look for, those claimed here included.
--- Locks: marks the instances in flight, then their idle mailboxes by instance id; last, tries those of the turns. Raises DX007; with turns 23505, when
+-- Locks: marks the instances in flight, then their idle and new mailboxes by instance id; last, tries those of the turns. Raises DX007; with turns 23505, when
 -- somebody else has just made one of the mailboxes: nothing was done.
 create or replace function enqueue_for_orchestrators(
     p_instance_ids         text[],
@@ -97,7 +97,7 @@ begin
             select t.instance_id,
                    case when t.handed then clock_timestamp() + p_turn_lock_timeout_ms * interval '1 ms' else v_now end,
                    case when t.handed then t.lease end,
-                   case when t.handed then array[nextval('orchestrator_queue_id_seq')] end,
+                   case when t.handed then '{0}'::bigint[] end,
                    case when t.handed then v_now end,
                    case when t.handed then t.work_item end,
                    case when t.handed then p_node end,

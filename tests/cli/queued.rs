@@ -118,6 +118,12 @@ async fn the_guide_finds_what_was_never_started() {
     // They may be ahead of their start.
     assert_eq!(found_by_guide(&schema, QUERY).await, Vec::<String>::new());
     let client = schema.client().await;
+    // Handed over, to a process that died.
+    let held = "insert into mailboxes (instance_id, available_at, lease, claimed_ids, claimed_until, start_item) \
+         values ('held', now(), gen_random_uuid(), '{0}', now(), '{}')";
+    client.batch_execute(held).await.expect(held);
+    let to_held = store.enqueue_for_orchestrator(to("held"), None).await;
+    to_held.expect("enqueue");
     let aged = "update orchestrator_queue set visible_at = visible_at - interval '90 minutes'";
     client.batch_execute(aged).await.expect(aged);
     assert_eq!(found_by_guide(&schema, QUERY).await, ["nobody"]);

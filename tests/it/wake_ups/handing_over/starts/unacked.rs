@@ -218,18 +218,21 @@ async fn one_that_cannot_move_is_reported_and_not_lost() {
                      execute function forbidden()";
     world.admin.batch_execute(forbidden).await.expect("a trigger");
     raise(&world, "i").await;
-    for _ in 0..2 {
+    for expected in [2, 3] {
         expire(&world, "i").await;
-        let (broken, _, _) = turn(&*world.provider, LOCK).await;
+        let (broken, _, attempt) = turn(&*world.provider, LOCK).await;
         let error = broken.history_error.expect("reported");
         assert!(error.contains("no room"), "{error}");
+        assert_eq!(attempt, expected, "it is poisoned in the end");
+        let depths = world.provider.get_queue_depths().await.expect("depths");
+        assert_eq!(depths.orchestrator_queue, 1, "what was raised");
         assert_eq!(world.number(LEASED_START, &[&"i"]).await, 1);
     }
     let allowed = "drop trigger forbidden on orchestrator_queue";
     world.admin.batch_execute(allowed).await.expect("no trigger");
     expire(&world, "i").await;
     let (again, _, attempt) = turn(&*world.provider, LOCK).await;
-    assert_eq!((messages(&again), attempt), (start_and_raised(&item.instance), 2));
+    assert_eq!((messages(&again), attempt), (start_and_raised(&item.instance), 4));
 }
 
 /// The call has committed, but nobody hears of it.
