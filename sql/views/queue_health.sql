@@ -14,7 +14,7 @@ with item as (
       left join mailboxes as m on m.instance_id = q.instance_id
     union all
     -- A start that was handed over, in its mailbox.
-    select 'orchestrator', m.claimed_until, m.available_at > statement_timestamp(), 0
+    select 'orchestrator', m.claimed_until, m.available_at > statement_timestamp(), cardinality(m.claimed_ids) - 1
       from mailboxes as m
      where m.start_item is not null
        and m.available_at < 'infinity'

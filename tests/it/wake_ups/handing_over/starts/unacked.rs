@@ -226,6 +226,8 @@ async fn one_that_cannot_move_is_reported_and_not_lost() {
         assert_eq!(attempt, expected, "it is poisoned in the end");
         let depths = world.provider.get_queue_depths().await.expect("depths");
         assert_eq!(depths.orchestrator_queue, 1, "what was raised");
+        let health = "select max_attempts::bigint from queue_health where queue = 'orchestrator'";
+        assert_eq!(world.number(health, &[]).await, i64::from(expected) - 1);
         assert_eq!(world.number(LEASED_START, &[&"i"]).await, 1);
     }
     let allowed = "drop trigger forbidden on orchestrator_queue";
