@@ -4,12 +4,13 @@ mod unacked;
 
 use std::sync::Arc;
 
-use duroxide::providers::{OrchestrationItem, Provider};
+use duroxide::providers::{OrchestrationItem, Provider, ProviderAdmin, WorkItem};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
 use crate::batching::{FETCH_TURNS, MESSAGES, World, begin};
 use crate::fixtures::{LOCK, NOW, scheduled, start, started, turn};
+use crate::support::eventually;
 use crate::wake_ups::{PATIENT, waits_for_a_lock};
 
 /// Whether an instance is leased and has its start in its mailbox, and nowhere else.
@@ -21,7 +22,7 @@ const MESSAGES_OF: &str = "select (select count(*) from orchestrator_queue as q 
      + (select count(m.start_item) from mailboxes as m where m.instance_id = $1)";
 
 /// A dispatcher that waits: it has looked in vain.
-async fn waits_for_a_turn(world: &World) -> JoinHandle<(OrchestrationItem, String, u32)> {
+async fn waits_for_a_turn(world: &World) -> JoinHandle<Turn> {
     let provider = Arc::clone(&world.provider);
     let nothing = provider.fetch_orchestration_item(LOCK, NOW, None).await;
     assert!(nothing.expect("fetch").is_none());
@@ -31,6 +32,27 @@ async fn waits_for_a_turn(world: &World) -> JoinHandle<(OrchestrationItem, Strin
     });
     assert!(begin(fetch.as_mut()).await.is_pending());
     tokio::spawn(fetch)
+}
+
+type Turn = (OrchestrationItem, String, u32);
+
+/// The first turn of a new instance that was handed over: its start is in its mailbox. Where the call takes its time on a busy machine, who
+/// waits looks for it instead; then it is tried again.
+async fn handed(world: &World, start: &WorkItem, instance: &str) -> Turn {
+    for _ in 0..20 {
+        world.settle().await;
+        let waiting = waits_for_a_turn(world).await;
+        let sent = world.provider.enqueue_for_orchestrator(start.clone(), None).await;
+        sent.expect("enqueue");
+        let turn = waiting.await.expect("no panic");
+        if world.number(LEASED_START, &[&instance]).await == 1 {
+            return turn;
+        }
+        let again = [instance.to_string()];
+        let deleted = world.provider.delete_instances_atomic(&again, true).await;
+        deleted.expect("delete");
+    }
+    panic!("{instance} is never handed over");
 }
 
 /// What the mailbox of an instance says, without what differs each time.
@@ -60,10 +82,7 @@ async fn a_start_is_the_same_whoever_brings_it() {
     };
     enqueue("fetched").await;
     let (fetched, _, _) = turn(&**provider, LOCK).await;
-    let waiting = waits_for_a_turn(&world).await;
-    enqueue("handed").await;
-    let (handed, _, _) = waiting.await.expect("no panic");
-    assert_eq!(world.number(LEASED_START, &[&"handed"]).await, 1);
+    let (handed, _, _) = handed(&world, &start("handed"), "handed").await;
     assert_eq!(mailbox(&world, "handed").await, mailbox(&world, "fetched").await);
     let known = |item: &OrchestrationItem| {
         let messages = format!("{:?}", item.messages).replace(&item.instance, "i");
@@ -109,34 +128,42 @@ async fn starts_together(world: &World, instances: &[&str]) {
 /// Some of many starts are waited for: those are leased, the others are there to be found.
 #[tokio::test]
 async fn of_many_starts_as_many_are_handed_over_as_are_waited_for() {
-    let world = World::new().await;
-    let provider = &world.provider;
-    starts_together(&world, &["fetched"]).await;
-    turn(&**provider, LOCK).await;
-    world.settle().await;
-    let waiting = [waits_for_a_turn(&world).await, waits_for_a_turn(&world).await];
-    let looks = world.proxy.calls_of(FETCH_TURNS);
-    starts_together(&world, &["c", "a", "b"]).await;
-    let mut handed = Vec::new();
-    for waiting in waiting {
-        let (item, _, _) = waiting.await.expect("no panic");
-        assert_eq!(format!("{:?}", item.messages), format!("{:?}", [start(&item.instance)]));
-        assert_eq!(world.number(LEASED_START, &[&item.instance]).await, 1);
-        assert_eq!(
-            mailbox(&world, &item.instance).await,
-            mailbox(&world, "fetched").await,
-            "{}",
-            item.instance
-        );
-        handed.push(item.instance);
-    }
-    handed.sort();
-    assert_eq!(handed, ["a", "b"], "in the order of their ids");
-    assert_eq!(world.proxy.calls_of(FETCH_TURNS), looks, "nobody had to look for them");
-    assert_eq!(turn(&**provider, LOCK).await.0.instance, "c");
-    for instance in ["a", "b", "c", "fetched"] {
-        assert_eq!(world.number(MESSAGES_OF, &[&instance]).await, 1, "{instance}");
-    }
+    eventually("two are handed over before who waits gets impatient", || async {
+        let world = World::new().await;
+        let provider = &world.provider;
+        starts_together(&world, &["fetched"]).await;
+        turn(&**provider, LOCK).await;
+        world.settle().await;
+        let waiting = [waits_for_a_turn(&world).await, waits_for_a_turn(&world).await];
+        let looks = world.proxy.calls_of(FETCH_TURNS);
+        starts_together(&world, &["c", "a", "b"]).await;
+        let mut items = Vec::new();
+        for waiting in waiting {
+            items.push(waiting.await.expect("no panic").0);
+        }
+        if world.proxy.calls_of(FETCH_TURNS) > looks {
+            return None;
+        }
+        for item in &items {
+            assert_eq!(format!("{:?}", item.messages), format!("{:?}", [start(&item.instance)]));
+            assert_eq!(world.number(LEASED_START, &[&item.instance]).await, 1);
+            assert_eq!(
+                mailbox(&world, &item.instance).await,
+                mailbox(&world, "fetched").await,
+                "{}",
+                item.instance
+            );
+        }
+        let mut handed: Vec<_> = items.iter().map(|item| item.instance.as_str()).collect();
+        handed.sort();
+        assert_eq!(handed, ["a", "b"], "in the order of their ids");
+        assert_eq!(turn(&**provider, LOCK).await.0.instance, "c");
+        for instance in ["a", "b", "c", "fetched"] {
+            assert_eq!(world.number(MESSAGES_OF, &[&instance]).await, 1, "{instance}");
+        }
+        Some(())
+    })
+    .await;
 }
 
 /// Somebody else makes one of the mailboxes at the same time, after nobody had it: the call is made again without leases.

@@ -5,23 +5,16 @@ use std::time::Duration;
 
 use duroxide::providers::{OrchestrationItem, Provider, ProviderAdmin, WorkItem};
 
-use super::{LEASED_START, starts_together, waits_for_a_turn};
+use super::{LEASED_START, Turn, starts_together, waits_for_a_turn};
 use crate::batching::{TURN_ACKS, World, together};
 use crate::fixtures::{Ack, LOCK, ack, named, raised, start, started, turn};
 use crate::proxy::Mode;
+use crate::support::eventually;
 use crate::wake_ups::{PATIENT, Queue, SOON, Waiting};
-
-type Turn = (OrchestrationItem, String, u32);
 
 /// The first turn of a new instance, whose start is in its mailbox.
 async fn handed(world: &World, instance: &str) -> Turn {
-    world.settle().await;
-    let waiting = waits_for_a_turn(world).await;
-    let sent = world.provider.enqueue_for_orchestrator(start(instance), None).await;
-    sent.expect("enqueue");
-    let turn = waiting.await.expect("no panic");
-    assert_eq!(world.number(LEASED_START, &[&instance]).await, 1);
-    turn
+    super::handed(world, &start(instance), instance).await
 }
 
 /// The same from the queue.
@@ -44,6 +37,15 @@ async fn stored(world: &World, instance: &str) -> Vec<String> {
                   from mailboxes as m where m.instance_id = $1";
     let rows = world.admin.query(rows, &[&instance]).await.expect("rows");
     rows.iter().map(|row| row.get(0)).collect()
+}
+
+/// What ends a first turn.
+fn first(instance: &str) -> Ack {
+    Ack {
+        events: vec![started(instance)],
+        metadata: named(),
+        ..Ack::default()
+    }
 }
 
 async fn raise(world: &World, instance: &str) {
@@ -115,13 +117,10 @@ async fn an_expired_one_is_taken_over_with_what_came_later() {
         expire(&world, &item.instance).await;
         let (again, new_token, attempt) = turn(&*other, LOCK).await;
         assert_eq!((messages(&again), attempt), (start_and_raised(&item.instance), 2));
-        let first = Ack {
-            events: vec![started(&item.instance)],
-            metadata: named(),
-            ..Ack::default()
-        };
-        ack(&*world.provider, &token, first.clone()).await.expect_err("lost");
-        ack(&*other, &new_token, first).await.expect("ack");
+        ack(&*world.provider, &token, first(&item.instance))
+            .await
+            .expect_err("lost");
+        ack(&*other, &new_token, first(&item.instance)).await.expect("ack");
     }
     assert_eq!(world.number("select count(*) from orchestrator_queue", &[]).await, 0);
 }
@@ -129,42 +128,44 @@ async fn an_expired_one_is_taken_over_with_what_came_later() {
 /// One alone, and several in one call.
 #[tokio::test]
 async fn an_ack_leaves_what_came_later_only() {
-    let world = World::new().await;
-    world.settle().await;
-    let mut waiting = Vec::new();
-    for _ in 0..4 {
-        waiting.push(waits_for_a_turn(&world).await);
-    }
-    starts_together(&world, &["a", "b", "c", "d"]).await;
-    let mut turns = Vec::new();
-    for waiting in waiting {
-        let (item, token, _) = waiting.await.expect("no panic");
-        assert_eq!(world.number(LEASED_START, &[&item.instance]).await, 1);
-        raise(&world, &item.instance).await;
-        turns.push((item.instance, token));
-    }
-    let acks = turns.into_iter().map(|(instance, token)| {
-        let provider = world.provider.clone();
-        async move {
-            let first = Ack {
-                events: vec![started(&instance)],
-                metadata: named(),
-                ..Ack::default()
-            };
-            ack(&*provider, &token, first).await
+    eventually("all are handed over before who waits gets impatient", || async {
+        let world = World::new().await;
+        world.settle().await;
+        let mut waiting = Vec::new();
+        for _ in 0..4 {
+            waiting.push(waits_for_a_turn(&world).await);
         }
-    });
-    let calls = world.proxy.calls_of(TURN_ACKS);
-    for acked in together(&world, TURN_ACKS, acks).await {
-        acked.expect("ack");
-    }
-    assert_eq!(world.proxy.calls_of(TURN_ACKS), calls + 2);
-    assert_eq!(world.number("select count(start_item) from mailboxes", &[]).await, 0);
-    for _ in 0..4 {
-        let (item, _, attempt) = turn(&*world.provider, LOCK).await;
-        let expected = format!("{:?}", [raised(&item.instance, "x")]);
-        assert_eq!((messages(&item), attempt), (expected, 1));
-    }
+        starts_together(&world, &["a", "b", "c", "d"]).await;
+        let mut turns = Vec::new();
+        for waiting in waiting {
+            let (item, token, _) = waiting.await.expect("no panic");
+            turns.push((item.instance, token));
+        }
+        let in_mailboxes = "select count(start_item) from mailboxes";
+        if world.number(in_mailboxes, &[]).await < 4 {
+            return None;
+        }
+        for (instance, _) in &turns {
+            raise(&world, instance).await;
+        }
+        let acks = turns.into_iter().map(|(instance, token)| {
+            let provider = world.provider.clone();
+            async move { ack(&*provider, &token, first(&instance)).await }
+        });
+        let calls = world.proxy.calls_of(TURN_ACKS);
+        for acked in together(&world, TURN_ACKS, acks).await {
+            acked.expect("ack");
+        }
+        assert_eq!(world.proxy.calls_of(TURN_ACKS), calls + 2);
+        assert_eq!(world.number(in_mailboxes, &[]).await, 0);
+        for _ in 0..4 {
+            let (item, _, attempt) = turn(&*world.provider, LOCK).await;
+            let expected = format!("{:?}", [raised(&item.instance, "x")]);
+            assert_eq!((messages(&item), attempt), (expected, 1));
+        }
+        Some(())
+    })
+    .await;
 }
 
 /// Whether somebody has it or its lease has ended.
@@ -198,12 +199,9 @@ async fn it_can_be_deleted() {
             .delete_instances_atomic(std::slice::from_ref(&item.instance), true)
             .await;
         assert_eq!(deleted.expect("deleted").queue_messages_deleted, 1, "{}", item.instance);
-        let first = Ack {
-            events: vec![started(&item.instance)],
-            metadata: named(),
-            ..Ack::default()
-        };
-        ack(&*world.provider, &token, first).await.expect_err("gone");
+        ack(&*world.provider, &token, first(&item.instance))
+            .await
+            .expect_err("gone");
         assert_eq!(stored(&world, &item.instance).await, Vec::<String>::new());
     }
 }
@@ -256,7 +254,6 @@ async fn one_whose_answer_is_lost_can_be_had_at_once() {
 #[tokio::test]
 async fn a_large_one_is_no_exception() {
     let world = World::new().await;
-    world.settle().await;
     let WorkItem::StartOrchestration {
         instance,
         orchestration,
@@ -276,11 +273,7 @@ async fn a_large_one_is_no_exception() {
         parent_execution_id: None,
         execution_id: 1,
     };
-    let waiting = waits_for_a_turn(&world).await;
-    let sent = world.provider.enqueue_for_orchestrator(large.clone(), None).await;
-    sent.expect("enqueue");
-    let (item, token, _) = waiting.await.expect("no panic");
-    assert_eq!(world.number(LEASED_START, &[&"i"]).await, 1);
+    let (item, token, _) = super::handed(&world, &large, "i").await;
     let renewed = world.provider.renew_orchestration_item_lock(&token, LOCK).await;
     renewed.expect("renew");
     let abandoned = world.provider.abandon_orchestration_item(&token, None, true).await;
